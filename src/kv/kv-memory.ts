@@ -181,6 +181,8 @@ function requireApart(places: readonly PartPlace[], blocks: number): void {
 
 /** Shape of the tensor that vLLM has for a layer's cache. */
 export interface VllmShape {
+  /** The layer's number or name, the same on both sides: layers in another order are then misses. */
+  readonly layer: number | string;
   /**
    * `kv-first`: [2, blocks, blockTokens, heads, headDim]. `blocks-first`: [blocks, 2, blockTokens, heads, headDim]. `mla`, also
    * for keys of an indexer: [blocks, blockTokens, tokenBytes].
@@ -195,6 +197,10 @@ export interface VllmShape {
 }
 
 const shapeRules: OptionRules<VllmShape> = {
+  layer: {
+    allows: (value) => isWhole(value, 0) || (typeof value === 'string' && value !== ''),
+    expected: 'the number of a layer, from 0 on, or its name',
+  },
   order: oneOf('kv-first', 'blocks-first', 'mla'),
   blocks: wholeFrom(1),
   blockTokens: wholeFrom(1),
@@ -202,19 +208,20 @@ const shapeRules: OptionRules<VllmShape> = {
 };
 
 /**
- * The parts of one layer, by name: `keys` and `values`, or `entries`. Fails with WL_INVALID_ARGUMENT for numbers that are none.
+ * The parts of one layer, by name: `layer 3 keys` and `layer 3 values`, or `layer 3 entries`. Fails with WL_INVALID_ARGUMENT for numbers that are none.
  * @param memory The registered tensor of the layer.
  * @param shape How vLLM shapes it.
  */
 export function vllmParts(memory: Registration, shape: VllmShape): KvPart[] {
   checkRules(shape, shapeRules, 'shape');
-  const { order, blocks, blockTokens, tokenBytes } = shape;
+  const { layer, order, blocks, blockTokens, tokenBytes } = shape;
+  const name = typeof layer === 'number' ? `layer ${layer}` : layer;
   const bytes = blockTokens * tokenBytes;
-  if (order === 'mla') return [{ memory, bytes, name: 'entries' }];
+  if (order === 'mla') return [{ memory, bytes, name: `${name} entries` }];
   const [stride, values] = order === 'kv-first' ? [bytes, blocks * bytes] : [2 * bytes, bytes];
   const keys = { memory, bytes, stride };
   return [
-    { ...keys, offset: 0, name: 'keys' },
-    { ...keys, offset: values, name: 'values' },
+    { ...keys, offset: 0, name: `${name} keys` },
+    { ...keys, offset: values, name: `${name} values` },
   ];
 }

@@ -7,6 +7,7 @@ import {
   checkSignal,
   checkTimeout,
   Deadline,
+  remaining,
   waitOptionNames,
   type WaitOptions,
 } from '../core/deadline.ts';
@@ -121,7 +122,10 @@ export class KvReader implements AsyncDisposable {
     return new KvLease(this.#parts, checkTicket(ticket));
   }
 
-  /** The memory of the blocks stays the caller's. Leases end by themselves. Idempotent. */
+  /**
+   * Reads under way fail, and nothing is written to the blocks once it has resolved; their memory stays the caller's. Leases end by themselves.
+   * Fails with WL_TIMEOUT while a GPU that does not answer may write. Idempotent.
+   */
   close(): Promise<void> {
     this.#closing ??= this.#close();
     return this.#closing;
@@ -135,8 +139,11 @@ export class KvReader implements AsyncDisposable {
     for (const forget of this.#forget) forget();
     const { sums, sources, memory } = this.#parts;
     await sums.close();
-    await sources.close();
-    await memory.close();
+    try {
+      await sources.close(this.#closed());
+    } finally {
+      await memory.close();
+    }
   }
 
   #count(named: string, results: readonly KvResult[]): void {
@@ -159,8 +166,11 @@ export class KvReader implements AsyncDisposable {
   }
 
   #checkOpen(): void {
-    if (this.#closing === undefined) return;
-    throw new WeftlineError('WL_CLOSED', `The KV reader of agent ${this.#parts.agent.name} was closed`);
+    if (this.#closing !== undefined) throw this.#closed();
+  }
+
+  #closed(): WeftlineError {
+    return new WeftlineError('WL_CLOSED', `The KV reader of agent ${this.#parts.agent.name} was closed`);
   }
 }
 
@@ -252,7 +262,7 @@ export class KvLease {
   }
 
   async #read(blocks: readonly number[], wait: CallWait): Promise<KvResult[]> {
-    const { ranges, sums, sources, stuck } = this.#parts;
+    const { ranges, sums, sources, stuck, checkOpen } = this.#parts;
     const { ticket } = this;
     const results = ticket.keys.map((key): KvResult => ({ key, isHit: false, reason: 'not-found' }));
     const miss = (indices: readonly number[], reason: KvMissReason, error?: WeftlineError): KvResult[] => {
@@ -268,12 +278,17 @@ export class KvLease {
     let seen: readonly number[];
     try {
       const source = await sources.of(ticket, wait);
+      checkOpen();
+      source.requireAlike(ticket.store);
       await source.readBlocks(ranges, here, there, wait);
       // ORDER: behind the data. What was overwritten meanwhile shows by its generation.
       seen = await this.#look(source, here, there, wait);
     } catch (error) {
       if (error instanceof StillMoving) for (const block of here) stuck.add(block);
-      return miss(found, this.#reasonOf(error, wait), this.#withdrawn(error as WeftlineError));
+      const reason = this.#reasonOf(error, wait);
+      // No read will be a hit: others need not wait until the lease ends.
+      if ((error as WeftlineError).code === 'WL_CONFIG_MISMATCH') await this.release(remaining(wait));
+      return miss(found, reason, this.#withdrawn(error as WeftlineError));
     }
     const isHeld = seen.at(-1) === ticket.lease?.id;
     const whole = found.filter((index, at) => seen[at] === ticket.generations[index]);

@@ -4,7 +4,7 @@ import type { PrepareOptions } from '../agent/agent-options.ts';
 import { DescriptorList } from '../agent/descriptors.ts';
 import type { Registration } from '../agent/registration.ts';
 import type { RemoteMemory } from '../agent/remote-agent.ts';
-import type { Selection } from '../agent/transfer-plan.ts';
+import { MAX_SELECTED, type Selection } from '../agent/transfer-plan.ts';
 import type { Transfer } from '../agent/transfer.ts';
 import { type CallWait, remaining } from '../core/deadline.ts';
 import { asWeftlineError, WeftlineError } from '../core/errors.ts';
@@ -16,25 +16,39 @@ import type { KvTicket } from './kv-ticket.ts';
 /** A move was given up, and a GPU that does not answer may still write what it moves. */
 export class StillMoving extends WeftlineError {}
 
-/** Moves entries of two lists; as many moves may be under way as wanted. */
+/** Moves entries of two lists, as many as wanted; as many moves may be under way as wanted. */
 class Mover {
   readonly #agent: Agent;
   readonly #lists: Pick<PrepareOptions, 'operation' | 'peer' | 'local' | 'remote'>;
   /** Transfers that are not under way. */
   readonly #free: Transfer[] = [];
-  #isClosed = false;
+  readonly #underWay = new Set<Transfer>();
+  /** Why nothing is moved any more. */
+  #closed: WeftlineError | undefined;
 
   constructor(agent: Agent, lists: Pick<PrepareOptions, 'operation' | 'peer' | 'local' | 'remote'>) {
     this.#agent = agent;
     this.#lists = lists;
   }
 
-  /** Resolves when it is done. Whichever way it ends, memory of this side is not touched any more, but for StillMoving. */
-  async move(selection: Selection, wait: CallWait): Promise<void> {
+  /**
+   * Entry `local[i]` and entry `remote[i]` go together. Resolves when all is done. Whichever way it ends, memory of this side is
+   * not touched any more, but for StillMoving.
+   */
+  async move(local: Uint32Array, remote: Uint32Array, wait: CallWait): Promise<void> {
+    for (let at = 0; at < local.length; at += MAX_SELECTED) {
+      const [here, there] = [local, remote].map((entries) => entries.subarray(at, at + MAX_SELECTED));
+      await this.#move({ local: here!, remote: there! }, wait);
+    }
+  }
+
+  async #move(selection: Selection, wait: CallWait): Promise<void> {
     const known = this.#free.pop();
     const transfer = known ?? (await this.#agent.prepare({ ...this.#lists, bySelection: true, ...remaining(wait) }));
     let isPosted = false;
+    this.#underWay.add(transfer);
     try {
+      if (this.#closed !== undefined) throw this.#closed;
       transfer.post(undefined, selection);
       isPosted = true;
       await transfer.wait(remaining(wait));
@@ -45,17 +59,21 @@ class Mover {
         const { code, message } = asWeftlineError(cause);
         throw new StillMoving(code, message, { cause });
       }
+      if (this.#closed !== undefined) throw this.#closed;
       // Its link may have broken since, and a new one may do.
-      if (known !== undefined && !isPosted) return this.move(selection, wait);
+      if (known !== undefined && !isPosted) return this.#move(selection, wait);
       throw error;
+    } finally {
+      this.#underWay.delete(transfer);
     }
-    if (this.#isClosed) await transfer.close();
+    if (this.#closed !== undefined) await transfer.close();
     else this.#free.push(transfer);
   }
 
-  async close(): Promise<void> {
-    this.#isClosed = true;
-    await Promise.all(this.#free.splice(0).map((transfer) => transfer.close()));
+  /** Moves that are under way fail with the error. Resolves when nothing moves any more; fails with WL_TIMEOUT while a GPU that does not answer may. */
+  async close(error: WeftlineError): Promise<void> {
+    this.#closed = error;
+    await Promise.all([...this.#free.splice(0), ...this.#underWay].map((transfer) => transfer.close()));
   }
 }
 
@@ -66,6 +84,8 @@ export class Source {
   readonly table: RemoteMemory;
   readonly ranges: KvRanges;
   readonly places: TablePlaces;
+  /** How its blocks differ from those of the reader; undefined if they do not. */
+  readonly #whyUnlike: string | undefined;
   readonly #blocks: Mover;
   readonly #words: Mover;
   readonly #marks: Mover;
@@ -80,6 +100,7 @@ export class Source {
     this.table = table;
     this.ranges = ranges;
     this.places = of.places;
+    this.#whyUnlike = ranges.whyUnlike(own);
     const mover = (operation: 'read' | 'write', blockBytes: number): Mover => {
       const [local, remote] = [memory, table].map((one) => DescriptorList.blocks(one, { blockBytes }));
       return new Mover(agent, { operation, peer, local: local!, remote: remote! });
@@ -89,24 +110,33 @@ export class Source {
     this.#marks = mover('write', MARK_BYTES);
   }
 
+  /** Fails with WL_CONFIG_MISMATCH if its blocks have parts of other sizes or names than those of the reader. */
+  requireAlike(store: string): void {
+    if (this.#whyUnlike === undefined) return;
+    const message = `A block of KV store ${quote(store)} ${this.#whyUnlike}: give both sides parts of the same sizes and names, in the same order`;
+    throw new WeftlineError('WL_CONFIG_MISMATCH', message);
+  }
+
   /** Reads blocks `there` of the store into blocks `here` of this side. */
   readBlocks(own: KvRanges, here: readonly number[], there: readonly number[], wait: CallWait): Promise<void> {
-    return this.#blocks.move({ local: own.entries(here), remote: this.ranges.entries(there) }, wait);
+    return this.#blocks.move(own.entries(here), this.ranges.entries(there), wait);
   }
 
   /** Reads words of the table, at these offsets, into these words of the reader's memory. */
   readWords(words: readonly number[], offsets: readonly number[], wait: CallWait): Promise<void> {
-    return this.#words.move({ local: words, remote: offsets.map((offset) => offset / WORD_BYTES) }, wait);
+    const remote = Uint32Array.from(offsets, (offset) => offset / WORD_BYTES);
+    return this.#words.move(Uint32Array.from(words), remote, wait);
   }
 
   /** Writes the mark that begins with this word of the reader's memory. */
   writeMark(word: number, slot: number, wait: CallWait): Promise<void> {
-    const local = [(word * WORD_BYTES) / MARK_BYTES];
-    return this.#marks.move({ local, remote: [this.places.mark(slot) / MARK_BYTES] }, wait);
+    const local = Uint32Array.of((word * WORD_BYTES) / MARK_BYTES);
+    return this.#marks.move(local, Uint32Array.of(this.places.mark(slot) / MARK_BYTES), wait);
   }
 
-  async close(): Promise<void> {
-    await Promise.all([this.#blocks.close(), this.#words.close(), this.#marks.close()]);
+  /** As Mover.close() does. */
+  async close(error: WeftlineError): Promise<void> {
+    await Promise.all([this.#blocks, this.#words, this.#marks].map((mover) => mover.close(error)));
   }
 }
 
@@ -132,7 +162,7 @@ export class Sources {
 
   /**
    * The store that has given the ticket. Fails with WL_PEER_LOST if nothing is known of its agent, WL_STALE if another incarnation is, or
-   * if the store was closed, WL_CONFIG_MISMATCH for parts of other sizes or names, WL_PROTOCOL for a ticket that is not of this store.
+   * if the store was closed, WL_PROTOCOL for a ticket that is not of this store.
    */
   async of(ticket: KvTicket, wait: CallWait): Promise<Source> {
     const table = this.#tableOf(ticket);
@@ -147,19 +177,15 @@ export class Sources {
       this.#known.set(key, source);
     }
     const { ranges, places } = source;
-    const why = ranges.whyUnlike(this.#parts.ranges);
-    if (why !== undefined) {
-      const message = `A block of KV store ${quote(store)} ${why}: give both sides parts of the same sizes and names, in the same order`;
-      throw new WeftlineError('WL_CONFIG_MISMATCH', message);
-    }
     const isWithin = blocks.every((block) => block < ranges.blocks) && (lease?.slot ?? 0) < places.leases;
     if (isWithin) return source;
     const message = `The ticket names blocks or a lease that KV store ${quote(store)} does not have`;
     throw new WeftlineError('WL_PROTOCOL', message);
   }
 
-  async close(): Promise<void> {
-    await Promise.all([...this.#known.values()].map((source) => source.close()));
+  /** As Mover.close() does. */
+  async close(error: WeftlineError): Promise<void> {
+    await Promise.all([...this.#known.values()].map((source) => source.close(error)));
     this.#known.clear();
   }
 
@@ -170,7 +196,7 @@ export class Sources {
       const isThere = source.incarnation === incarnation && tables.includes(source.table.number);
       if (other !== key && (source.peer !== peer || isThere)) continue;
       this.#known.delete(other);
-      await source.close();
+      await source.close(new WeftlineError('WL_STALE', `Agent ${quote(peer)} has closed the KV store, or began anew`));
     }
   }
 
@@ -198,10 +224,10 @@ export class Sources {
     const lists = { local: DescriptorList.of(copy), remote: DescriptorList.of(table) };
     const mover = new Mover(agent, { operation: 'read', peer, ...lists });
     try {
-      await mover.move({ local: [0] }, wait);
+      await mover.move(Uint32Array.of(0), Uint32Array.of(0), wait);
       return readTable(copy.bytes);
     } finally {
-      await mover.close();
+      await mover.close(new WeftlineError('WL_INTERNAL', 'The table of a KV store was read'));
       await copy.close();
     }
   }

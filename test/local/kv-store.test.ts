@@ -1,14 +1,16 @@
 // Stores and readers of KV blocks between two agents: hits, each reason of a miss, leases, eviction, metrics.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { DescriptorList } from 'weftline/agent';
+import { Agent, DescriptorList, type Registration } from 'weftline/agent';
 import { WeftlineError } from 'weftline';
-import { KvReader, type KvResult, KvStore, type KvTicket } from 'weftline/kv';
+import { type KvPart, KvReader, type KvResult, KvStore, type KvTicket } from 'weftline/kv';
 import { readMetrics } from 'weftline/metrics';
 import { seededRandom } from '#lib/core/seeded-random.js';
+import { MAX_SELECTED } from '#lib/agent/transfer-plan.js';
 import { readTable } from '#lib/kv/kv-table.js';
 import { testSeed } from '../support/seed.ts';
 import { until } from '../support/until.ts';
+import { withCode } from '../support/with-code.ts';
 import {
   BLOCK_BYTES,
   isContent,
@@ -280,6 +282,82 @@ test('blocks that a device may still write to are read to no more', async () => 
   ])
     await assert.rejects(lease.read(blocks), { code: 'WL_INVALID_ARGUMENT', message: /no GPU may still write to/ });
   assert.deepEqual(outcomes(here, await lease.read([2, 3])), ['hit', 'hit']);
+});
+
+for (const path of ['local', 'multipath'] as const) {
+  test(`${path}: nothing is written to the blocks of a reader that was closed`, async () => {
+    await using there = await Agent.create('there', { backends: [path], token: 'secret' });
+    await using here = await Agent.create('here', { backends: [path], token: 'secret' });
+    const [blocks, bytes] = [32, 1 << 20];
+    const [source, target] = [await there.allocate(blocks * bytes), await here.allocate(blocks * bytes)];
+    const store = await KvStore.create(there, { name: 'cache', blocks, parts: [{ memory: source, bytes }] });
+    const reader = await KvReader.create(here, { blocks, parts: [{ memory: target, bytes }] });
+    await here.loadRemoteMetadata(there.localMetadata());
+    const keys = Array.from({ length: blocks }, (_, index) => `k${index}`);
+    store.reserve(keys);
+    source.bytes.fill(1);
+    await store.seal(keys);
+    const reading = reader.open(store.ticket(keys)).read([...keys.keys()]);
+    const isClosed = withCode('WL_CLOSED', /KV reader of agent here was closed/);
+    // It may have ended by then.
+    const ended = reading.catch((error: unknown) => assert.ok(isClosed(error)));
+    // The table was read, and the blocks are on their way.
+    await until(() => target.bytes[0] === 1);
+    await reader.close();
+    target.bytes.fill(2);
+    await ended;
+    // What was under way is not any more: this comes behind it.
+    await using transfer = await here.prepare({
+      operation: 'read',
+      peer: 'there',
+      local: DescriptorList.of(target, 0, 8),
+      remote: DescriptorList.of(here.remoteMemory('there')[0]!, 0, 8),
+    });
+    transfer.post();
+    await transfer.wait();
+    assert.equal(
+      target.bytes.subarray(8).findIndex((byte) => byte !== 2),
+      -1,
+    );
+  });
+}
+
+test('a ticket may be of more ranges than one selection names', async () => {
+  await using there = await Agent.create('there', { backends: ['local'], token: 'secret' });
+  await using here = await Agent.create('here', { backends: ['local'], token: 'secret' });
+  const [count, blocks, bytes] = [128, 8300, 4];
+  assert.ok(count * blocks > MAX_SELECTED);
+  const parts = (memory: Registration): KvPart[] =>
+    Array.from({ length: count }, (_, part) => ({ memory, bytes, offset: part * blocks * bytes }));
+  const [source, target] = [await there.allocate(count * blocks * bytes), await here.allocate(count * blocks * bytes)];
+  const store = await KvStore.create(there, { name: 'cache', blocks, parts: parts(source) });
+  const reader = await KvReader.create(here, { blocks, parts: parts(target) });
+  await here.loadRemoteMetadata(there.localMetadata());
+  const keys = Array.from({ length: blocks }, (_, index) => `k${index}`);
+  store.reserve(keys);
+  for (let at = 0; at < source.bytes.length; at++) source.bytes[at] = at * 7;
+  await store.seal(keys);
+  const results = await reader.open(store.ticket(keys)).read([...keys.keys()]);
+  assert.equal(results.filter(({ isHit }) => isHit).length, blocks);
+  assert.ok(Buffer.from(target.bytes).equals(source.bytes));
+});
+
+test('a lease on blocks of other parts is given back as soon as that shows', async () => {
+  await using pair = await openPair();
+  const { store, here } = pair;
+  await pair.put('a');
+  // The same layers, the first of which is the last.
+  const parts = [...here.parts.slice(2, -1), ...here.parts.slice(0, 2), ...here.parts.slice(-1)];
+  await using reader = await KvReader.create(here.agent, { blocks: BLOCKS, parts });
+  const lease = reader.open(store.ticket(['a'], { leaseMs: 1_000_000 }));
+  assert.deepEqual(store.evict(['a']), []);
+  const [result] = await lease.read([0]);
+  assert.ok(result?.isHit === false && result.reason === 'failed');
+  assert.match(result.error?.message ?? '', /^A block of KV store "cache" has a part 0 of another name/);
+  assert.equal(lease.leftMs, 0);
+  assert.deepEqual(store.evict(['a']), ['a']);
+  await pair.put('b');
+  assert.equal(await reader.open(store.ticket(['b'])).release(), true);
 });
 
 test('a release stays behind a renewal that is under way', async () => {

@@ -263,7 +263,7 @@ const kv: Scene = async () => {
       await (await KvStore.create(peer, as(options))).close();
     },
     vllmParts: (draw) =>
-      vllmParts(draw.or(own), mixed(draw, { order: 'mla', blocks: 8, blockTokens: 2, tokenBytes: 32 })),
+      vllmParts(draw.or(own), mixed(draw, { layer: 1, order: 'mla', blocks: 8, blockTokens: 2, tokenBytes: 32 })),
     reserve: (draw) => {
       store.reserve(as(draw.or([draw.or('c')])), as(draw.chance(0.5) ? undefined : [draw.or(5)]));
       store.evict(['c']);

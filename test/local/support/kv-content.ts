@@ -37,10 +37,10 @@ export async function openSide(
     const bytes = 2 * blocks * blockTokens * tokenBytes;
     const memory = layer % 2 === 0 ? await agent.allocate(bytes) : await agent.register(new Uint8Array(bytes));
     registrations.push(memory);
-    parts.push(...vllmParts(memory, { order, blocks, blockTokens, tokenBytes }));
+    parts.push(...vllmParts(memory, { layer, order, blocks, blockTokens, tokenBytes }));
   }
   const indexer = await agent.allocate(blocks * blockTokens * indexBytes);
-  parts.push(...vllmParts(indexer, { order: 'mla', blocks, blockTokens, tokenBytes: indexBytes }));
+  parts.push(...vllmParts(indexer, { layer: 'indexer', order: 'mla', blocks, blockTokens, tokenBytes: indexBytes }));
   return { agent, parts, registrations: [...registrations, indexer], blocks };
 }
 

@@ -21,7 +21,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/windows': [1613, 44],
   'src/transport': [15_520, 302],
   'src/agent': [19_605, 394],
-  'src/kv': [1640, 42],
+  'src/kv': [1675, 42],
   'src/device-api': [2920, 50],
   'src/group': [2995, 65],
   'src/ep': [15_240, 277],

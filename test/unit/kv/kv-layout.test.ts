@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { Agent } from 'weftline/agent';
-import { type KvPart, vllmParts } from 'weftline/kv';
+import { type KvPart, vllmParts, type VllmShape } from 'weftline/kv';
 import { KvRanges } from '#lib/kv/kv-memory.js';
 import { KvTable, readTable } from '#lib/kv/kv-table.js';
 import fc from '../../support/fast-check.ts';
@@ -24,7 +24,7 @@ test('the parts of a layer are the bytes of its block in each shape of vLLM', as
       fc.integer({ min: 1, max: 16 }),
       fc.integer({ min: 1, max: 150 }),
       (order, blocks, blockTokens, tokenBytes) => {
-        const parts = vllmParts(memory, { order, blocks, blockTokens, tokenBytes });
+        const parts = vllmParts(memory, { layer: 0, order, blocks, blockTokens, tokenBytes });
         const ranges = KvRanges.of(agent, { blocks, parts });
         for (let block = 0; block < blocks; block++) {
           const list = ranges.list.select(ranges.entries([block]));
@@ -73,8 +73,16 @@ test('parts that are none are refused, each by its number', async () => {
     assert.throws(() => ofParts({}, blocks), { code: 'WL_INVALID_ARGUMENT' });
   assert.throws(() => KvRanges.of(agent, { blocks: 2 ** 24, parts: [good, good] }), { code: 'WL_INVALID_ARGUMENT' });
   assert.throws(() => KvRanges.of(agent, { blocks: 1, parts: [] }), { code: 'WL_INVALID_ARGUMENT' });
-  for (const shape of [{ order: 'k-first' }, { blocks: 0 }, { blockTokens: 0.5 }, { heads: 1 }]) {
-    const whole = { order: 'mla', blocks: 2, blockTokens: 2, tokenBytes: 2, ...shape } as never;
+  for (const shape of [
+    { order: 'k-first' },
+    { blocks: 0 },
+    { blockTokens: 0.5 },
+    { heads: 1 },
+    { layer: '' },
+    { layer: -1 },
+    { layer: undefined },
+  ]) {
+    const whole = { layer: 1, order: 'mla', blocks: 2, blockTokens: 2, tokenBytes: 2, ...shape } as never;
     assert.throws(() => vllmParts(memory, whole), { code: 'WL_INVALID_ARGUMENT' });
   }
 });
@@ -149,7 +157,7 @@ test('parts that have bytes in common are refused, both by their numbers', async
   );
   assert.ok(counted.apart > 30 && counted.common > 30, JSON.stringify(counted));
   // The store has one block more than the shape of the layer.
-  const parts = vllmParts(memory, { order: 'kv-first', blocks: 5, blockTokens: 4, tokenBytes: 8 });
+  const parts = vllmParts(memory, { layer: 0, order: 'kv-first', blocks: 5, blockTokens: 4, tokenBytes: 8 });
   assert.throws(() => KvRanges.of(agent, { blocks: 6, parts }), /parts\[0\] and parts\[1\]/);
 });
 
@@ -173,10 +181,23 @@ test('blocks are alike by the sizes of their parts, and by names that both sides
   assert.match(of([100], [100]).whyUnlike(own)!, /has 2 parts, one of this reader 3/);
   assert.match(of([100], [96], [60]).whyUnlike(own)!, /has 96 bytes in part 1, one of this reader 100/);
   assert.match(of([100, 'values'], [100, 'keys'], [60]).whyUnlike(own)!, /has a part 0 of another name/);
-  for (const order of ['kv-first', 'blocks-first', 'mla'] as const) {
-    const names = vllmParts(memory, { order, blocks: 2, blockTokens: 2, tokenBytes: 2 }).map(({ name }) => name);
-    assert.deepEqual(names, order === 'mla' ? ['entries'] : ['keys', 'values']);
-  }
+});
+
+test('parts of layers have their names, so that layers in another order are not alike', async () => {
+  await using agent = await create();
+  await using memory = await agent.allocate(5000);
+  const shape = { order: 'kv-first', blocks: 2, blockTokens: 2, tokenBytes: 2 } as const;
+  const namesOf = (layer: number | string, order: VllmShape['order']): unknown =>
+    vllmParts(memory, { ...shape, layer, order }).map(({ name }) => name);
+  for (const order of ['kv-first', 'blocks-first'] as const)
+    assert.deepEqual(namesOf(3, order), ['layer 3 keys', 'layer 3 values']);
+  assert.deepEqual(namesOf('model.layers.3.indexer', 'mla'), ['model.layers.3.indexer entries']);
+  const parts = [0, 1].map((layer) =>
+    vllmParts(memory, { ...shape, layer }).map((part) => ({ ...part, offset: part.offset! + 100 * layer })),
+  );
+  const [own, theirs] = [parts, parts.toReversed()].map((all) => KvRanges.of(agent, { blocks: 2, parts: all.flat() }));
+  assert.equal(own!.whyUnlike(own!), undefined);
+  assert.match(theirs!.whyUnlike(own!)!, /has a part 0 of another name/);
 });
 
 test('a reader learns from a table where all ranges lie, and no other bytes pass for one', async () => {
