@@ -22,8 +22,8 @@ interface RemoteMemory {
 /** With at most so many operations under way a wait is for one answer, as with requests of a transport. */
 const FEW_OPERATIONS = 4;
 /**
- * Most operations of all channels, of the 65,536 requests that an engine has for everything; and what a channel may always have
- * under way, so that none is held up by a peer that is not its own.
+ * Most operations of all channels, of the 65,536 requests that an engine has for everything; and what a channel of few may
+ * always have under way, so that none is held up by a peer that is not its own. Of many it is less: as many again, together.
  */
 const MAX_OF_ALL = 16_384;
 const MIN_OF_CHANNEL = 16;
@@ -61,6 +61,12 @@ export class ChannelPool {
     this.#errors.delete(number);
     this.#group.requests.openChannel(number);
     return number;
+  }
+
+  /** What each channel may always have under way. */
+  get leastOfChannel(): number {
+    const open = this.#next - this.#free.length - this.#leaving.size;
+    return Math.max(1, Math.min(MIN_OF_CHANNEL, Math.floor(MAX_OF_ALL / open)));
   }
 
   /** True if a wait is for one answer, not for one of a stream of ends. */
@@ -135,7 +141,8 @@ export class Channel {
     const why = this.error ?? group.failure;
     if (why !== undefined) throw why;
     const underWay = this.posted - this.delivered;
-    if (underWay >= CHANNEL_OPERATIONS || (underWay >= MIN_OF_CHANNEL && pool.underWay >= MAX_OF_ALL)) return false;
+    if (underWay >= CHANNEL_OPERATIONS || (pool.underWay >= MAX_OF_ALL && underWay >= pool.leastOfChannel))
+      return false;
     return !connection.isLeaving && group.links[end.engine]!.ring.hasRoom;
   }
 

@@ -19,7 +19,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/unpack': [2190, 29],
   'src/world': [6290, 162],
   'src/windows': [1613, 44],
-  'src/transport': [15_520, 302],
+  'src/transport': [15_527, 302],
   'src/agent': [19_605, 394],
   'src/kv': [1675, 42],
   'src/device-api': [2920, 50],

@@ -256,6 +256,25 @@ test('channels together leave requests of the engine to others, and each has som
   assert.ok(late.hasRoom);
 });
 
+test('as many channels as there may be leave requests of the engine to others', () => {
+  const sides = new Sides();
+  const few = Array.from({ length: 100 }, () => sides.open());
+  const post = (channel: Channel): void => {
+    while (channel.hasRoom) {
+      channel.write(0, 0, REMOTE, 0, 8);
+      sides.take();
+    }
+  };
+  few.forEach(post);
+  const many = Array.from({ length: MAX_CHANNELS - few.length }, () => sides.open());
+  for (const channel of many) {
+    post(channel);
+    assert.ok(channel.posted > 0);
+  }
+  // An engine has 65,536 for everything, and prepared transfers take half of them.
+  assert.ok(sides.pool.underWay < 36_000, String(sides.pool.underWay));
+});
+
 test('numbers that a command cannot hold are refused, and so are more channels than there is memory for', () => {
   const sides = new Sides();
   const channel = sides.open();
