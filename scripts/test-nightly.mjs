@@ -19,6 +19,7 @@ const steps = [
   // Its own cases, many times as long.
   { words: [process.execPath, 'scripts/test.mjs', 'low-latency-elastic'], env: { ...whole, WEFTLINE_TEST_EP: '20' } },
   { words: [process.execPath, 'dist/programs/cli/main.js', 'sim', 'random', '--seed', seed, '--count', '10000'] },
+  { words: [process.execPath, 'dist/programs/cli/main.js', 'sim', 'ep', '--seed', seed, '--count', '10000'] },
   { words: [process.execPath, 'scripts/test-hostile.mjs', '--seed', seed] },
   // The other versions of Node, which the tests of fresh/ have brought by now.
   { words: [node(22), 'scripts/test.mjs', 'unit/', 'property/'] },

@@ -30,7 +30,7 @@ import {
 } from './agent-options.ts';
 import { BackendSet } from './backend-set.ts';
 import type { BackendLink } from './backend.ts';
-import type { BackendName } from './backends/backend-table.ts';
+import type { BackendName, NamedBackend } from './backends/backend-table.ts';
 import { checkAgentName, decodeMetadata, encodeMetadata } from './metadata.ts';
 import {
   type Message,
@@ -115,6 +115,18 @@ export class Agent implements AsyncDisposable {
       mayDeliver: (peer) => notifications.hasRoom(peer),
     });
     return new Agent({ name, incarnation, settings, host, credentials, wake, notifications, set });
+  }
+
+  /** @internal Of a simulated rank, over the backend that it has, which rings `wake`. */
+  static simulated(
+    name: string,
+    of: Pick<Agent, 'settings'> & { readonly wake: WakeWord; backend: NamedBackend },
+  ): Agent {
+    const { settings, wake, backend } = of;
+    const notifications = new Notifications(settings.notificationBytes, () => wake.ring());
+    const incarnation = randomBytes(8).toString('hex');
+    const facts = { name, incarnation, settings, host: '127.0.0.1', credentials: credentialsOf('') };
+    return new Agent({ ...facts, wake, notifications, set: new BackendSet([backend]) });
   }
 
   private constructor(parts: {

@@ -57,7 +57,8 @@ export class BackendSet {
     return new BackendSet(backends, missing);
   }
 
-  private constructor(backends: readonly NamedBackend[], missing: ReadonlyMap<BackendName, string>) {
+  /** Takes backends that have been created. */
+  constructor(backends: readonly NamedBackend[], missing: ReadonlyMap<BackendName, string> = new Map()) {
     this.backends = backends;
     this.missing = missing;
   }

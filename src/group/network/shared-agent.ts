@@ -42,6 +42,13 @@ export class SharedAgent {
     }
   }
 
+  /** @internal Objects of groups with these settings use this agent, which is closed with the last of them unless still lent. Returns how to end that. */
+  static lend(settings: Settings, agent: Agent): () => void {
+    const shared = { opening: Promise.resolve(agent), users: 1, peers: new Map<string, number>() };
+    open.set(settings, shared);
+    return () => void leave(settings, shared);
+  }
+
   private constructor(agent: Agent, settings: Settings, shared: Shared) {
     this.agent = agent;
     this.#settings = settings;

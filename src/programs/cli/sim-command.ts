@@ -1,13 +1,7 @@
 // weftline sim: the transport on simulated networks, with traffic patterns or random scenarios, the same for the same seed.
 import type { Command } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
-import {
-  protocolSettingsTable,
-  readSettings,
-  type SettingName,
-  type Settings,
-  settingsTable,
-} from '../../settings/settings.ts';
+import { protocolSettingsTable, readSettings, type SettingName, settingsTable } from '../../settings/settings.ts';
 import {
   type LinkFault,
   type PatternName,
@@ -20,11 +14,13 @@ import {
 import { changeRail, pathLinks, patternTopology, topologyNames } from '../sim/topology.ts';
 import { runScenario } from '../sim/scenario-run.ts';
 import { makeScenario } from '../sim/scenario.ts';
-import { usualSettings } from '../sim/simulation.ts';
 import { addOptions, byteArgument, decimalArgument, type FlagsOf, integerArgument, option } from './argument-values.ts';
 import { checkUsage, exitCodes } from './exit-codes.ts';
 import { addOutputOptions, addReportOptions, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
+import { addSimEp } from './sim-ep.ts';
+import { type RandomFlags, runRandom } from './sim-scenarios.ts';
+import { simSettings } from './sim-settings.ts';
 import { formatBytes } from '../../core/byte-size.ts';
 import type { ReportSection } from '../report/html/page-html.ts';
 import { bars, curves, plainBars, ranges, table, type View, counted, fixed } from '../report/view.ts';
@@ -33,6 +29,7 @@ export function addSimCommand(program: Command): void {
   const sim = program.command('sim').description('run the transport on a simulated network');
   for (const pattern of patternNames) addPattern(sim, pattern);
   addRandom(sim);
+  addSimEp(sim);
 }
 
 const MAX_COUNT = 2 ** 31;
@@ -234,54 +231,13 @@ function addRandom(sim: Command): void {
     .option('--seed <n>', 'of the first scenario', integerArgument(0, MAX_COUNT), 1)
     .option('--count <n>', 'scenarios, with seeds that follow on', amount, 1);
   addOutputOptions(command);
-  command.action(runRandom);
-}
-
-interface RandomFlags extends OutputFlags {
-  readonly seed: number;
-  readonly count: number;
-}
-
-function runRandom(flags: RandomFlags): void {
-  const { seed, count: scenarios } = flags;
-  const output = new Output(flags);
-  const broken: { readonly seed: number; readonly problems: readonly string[] }[] = [];
-  for (let index = 0; index < scenarios; index += 1) {
-    const scenario = makeScenario(seed + index);
-    const { problems, microseconds, events } = runScenario(scenario);
-    const { topology, operations } = scenario;
-    const about = `seed ${scenario.seed}: ${topology.name}, ${operations.length} operations, ${(microseconds / 1000).toFixed(1)} ms, ${events} events`;
-    if (problems.length > 0) {
-      broken.push({ seed: scenario.seed, problems });
-      output.result(`${about}\n  BROKEN: ${problems.join('\n  ')}`);
-      output.result(`  again: weftline sim random --seed ${scenario.seed}`);
-    } else if (scenarios === 1) output.line(about);
-  }
-  const verdict = `${scenarios - broken.length} of ${scenarios} scenarios kept every promise.\n`;
-  output.report(verdict, { schema: 'weftline.sim.random/1', seed, scenarios, broken });
-  if (broken.length > 0) process.exitCode = exitCodes.failure.code;
-}
-
-// Settings of simulated hosts: what the user has set, and otherwise what suits them better than threads that share cores.
-
-interface SimSettingsOptions {
-  /** Gbps of a host, all its rails together. */
-  readonly rate: number;
-  readonly rails: number;
-  /** If a flag of its own names it. */
-  readonly congestion?: Settings['transportCongestion'] | undefined;
-}
-
-function simSettings({ rate, rails, congestion }: SimSettingsOptions): Partial<Settings> {
-  const usual = usualSettings(rate, rails);
-  const wanted = readSettings();
-  const set = Object.keys(usual).filter((name) => process.env[settingsTable[name as SettingName].env] !== undefined);
-  return {
-    ...wanted,
-    ...usual,
-    ...Object.fromEntries(set.map((name) => [name, wanted[name as SettingName]])),
-    ...(congestion === undefined ? {} : { transportCongestion: congestion }),
-  };
+  command.action((flags: RandomFlags) =>
+    runRandom({ command: 'random', schema: 'weftline.sim.random/1' }, flags, (seed) => {
+      const scenario = makeScenario(seed);
+      const { topology, operations } = scenario;
+      return { about: `${topology.name}, ${operations.length} operations`, ...runScenario(scenario) };
+    }),
+  );
 }
 
 // What people read of it: what was reached against what the network could do, what was lost, and how it went.

@@ -116,7 +116,7 @@ const SMALL_BYTES = 128;
 const NONE = -1;
 
 /** Fields of a packet that travel with it, by the type of their arrays. */
-const words = ['lengths', 'wireBytes', 'sources', 'destinations', 'paths', 'links', 'epochs'] as const;
+const words = ['lengths', 'wireBytes', 'sources', 'destinations', 'ports', 'paths', 'links', 'epochs'] as const;
 const octets = ['lanes', 'marks'] as const;
 const carriedFields = [...words, ...octets] as const;
 
@@ -134,6 +134,8 @@ export class PacketPool {
   wireBytes: Int32Array;
   sources: Int32Array;
   destinations: Int32Array;
+  /** What tells connections between the same hosts apart. */
+  ports: Int32Array;
   paths: Int32Array;
   /** Engine of the source and of the destination. */
   lanes: Uint8Array;
@@ -159,6 +161,7 @@ export class PacketPool {
     this.wireBytes = new Int32Array(capacity);
     this.sources = new Int32Array(capacity);
     this.destinations = new Int32Array(capacity);
+    this.ports = new Int32Array(capacity);
     this.paths = new Int32Array(capacity);
     this.lanes = new Uint8Array(capacity);
     this.links = new Int32Array(capacity);

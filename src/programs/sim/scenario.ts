@@ -136,7 +136,7 @@ export function makeScenario(seed: number): Scenario {
 }
 
 /** Random choices by name. */
-class Dice {
+export class Dice {
   readonly #random: () => number;
 
   constructor(random: () => number) {

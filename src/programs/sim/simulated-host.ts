@@ -50,6 +50,16 @@ interface SimulatedIoOptions extends RailOptions {
   readonly uplinks: readonly number[];
 }
 
+/** A peer of an engine that gives its peers numbers: its host, and what both ends call the connection. */
+export interface PeerEnd {
+  readonly host: number;
+  readonly port: number;
+}
+
+/** No peer of the engine, and the port of packets between hosts that have one connection at most. */
+const NOBODY = -1;
+const PLAIN = -1;
+
 /** Most packets that go to the engine in one batch. */
 const BATCH = 64;
 
@@ -70,6 +80,10 @@ export class SimulatedIo implements PacketIo {
   readonly #joined: Uint8Array;
   readonly #sendBufferBytes: number;
   #inbox = new Int32Array(64);
+  /** What peers are whose numbers are the engine's own, by number, and the number of each port. */
+  readonly #ends = new Map<number, PeerEnd>();
+  readonly #numbers = new Map<number, number>();
+  #usesPorts = false;
 
   constructor(options: SimulatedIoOptions) {
     this.#options = options;
@@ -85,6 +99,19 @@ export class SimulatedIo implements PacketIo {
     return Math.max(0, Math.ceil((this.#sendBufferBytes - this.#backlog()) / this.burstBytes));
   }
 
+  /** The engine calls a peer by this number; without any such, peers are called as their hosts are. */
+  join(peer: number, end: PeerEnd): void {
+    this.#usesPorts = true;
+    this.#ends.set(peer, end);
+    this.#numbers.set(end.port, peer);
+  }
+
+  /** What comes from the peer is dropped from now on. */
+  part(peer: number): void {
+    this.#numbers.delete(this.#ends.get(peer)?.port ?? NOBODY);
+    this.#ends.delete(peer);
+  }
+
   /** When `room` will be more than 0 again. */
   whenRoom(): number {
     const { network } = this.#options;
@@ -97,6 +124,9 @@ export class SimulatedIo implements PacketIo {
   send(burst: Burst): void {
     const { packets, network, host, lane, lanePaths, carryPayload } = this.#options;
     const { peer, path, count, headerBytes, region } = burst;
+    const end = this.#ends.get(peer);
+    // The paths to a peer that has parted are closed.
+    if (end === undefined && this.#usesPorts) return;
     for (let index = 0; index < count; index += 1) {
       const payload = region === undefined ? 0 : index === count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
       const packet = packets.take(carryPayload ? headerBytes + payload : headerBytes);
@@ -107,7 +137,8 @@ export class SimulatedIo implements PacketIo {
       packets.lengths[packet] = headerBytes + payload;
       packets.wireBytes[packet] = headerBytes + payload + WIRE_OVERHEAD_BYTES;
       packets.sources[packet] = host;
-      packets.destinations[packet] = peer;
+      packets.destinations[packet] = end?.host ?? peer;
+      packets.ports[packet] = end?.port ?? PLAIN;
       packets.paths[packet] = lane * lanePaths + path;
       packets.lanes[packet] = lane;
       network.send(packet, this.now);
@@ -163,6 +194,12 @@ export class SimulatedIo implements PacketIo {
     return bytes;
   }
 
+  #peerOf(packet: number): number {
+    const { packets } = this.#options;
+    const port = packets.ports[packet]!;
+    return port === PLAIN ? packets.sources[packet]! : (this.#numbers.get(port) ?? NOBODY);
+  }
+
   #fillDirect(first: number, end: number): void {
     const { packets } = this.#options;
     const batch = this.#batch;
@@ -175,7 +212,7 @@ export class SimulatedIo implements PacketIo {
       batch.length[entry] = packets.lengths[packet]!;
       batch.segmentBytes[entry] = 0;
       batch.marked[entry] = packets.marks[packet]! & MARK_ECN;
-      batch.peer[entry] = packets.sources[packet]!;
+      batch.peer[entry] = this.#peerOf(packet);
     }
   }
 
@@ -195,7 +232,7 @@ export class SimulatedIo implements PacketIo {
       const start = packets.starts[packet]!;
       const length = packets.lengths[packet]!;
       const mark = packets.marks[packet]! & MARK_ECN;
-      const source = packets.sources[packet]!;
+      const source = this.#peerOf(packet);
       this.#joined.set(packets.bytes.subarray(start, start + length), to);
       const size: number = open ? batch.segmentBytes[entry]! || batch.length[entry]! : 0;
       const fits =
@@ -269,8 +306,9 @@ export class SimulatedHost {
   /** Set before requests are posted. */
   onEnd: (end: RequestEnd) => void = () => {};
   onConnectionEnd: (connection: TransportConnection, error: WeftlineError) => void = () => {};
-  /** Called when an engine of the host has taken packets in and sent its answers. */
-  afterRound: () => void = () => {};
+  /** Called before an engine of the host sends what is due, and when it has. */
+  beforeRound: (lane: number) => void = () => {};
+  afterRound: (lane: number) => void = () => {};
   alive = true;
   readonly #later: (action: () => void) => void;
   readonly #requests = new Map<number, PendingRequest>();

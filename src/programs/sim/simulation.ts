@@ -16,7 +16,7 @@ import {
 } from './simulated-host.ts';
 import type { NetworkTopology } from './topology.ts';
 
-interface SimulationOptions {
+export interface SimulationOptions {
   readonly topology: NetworkTopology;
   readonly seed: number;
   /** Bytes of a full packet, header included. */
@@ -29,6 +29,16 @@ interface SimulationOptions {
   readonly paths: number;
   /** Engines of each host; each connection has a lane on each of them. One if missing. */
   readonly engines?: number;
+  /** Makes an engine of a host whose connections are not the simulation's own; undefined for others. */
+  readonly openEngine?: (place: EnginePlace) => Engine | undefined;
+}
+
+/** Where an engine is, and what it works with. */
+export interface EnginePlace {
+  readonly host: number;
+  readonly lane: number;
+  readonly io: SimulatedIo;
+  readonly seed: number;
 }
 
 /** How a run ended: as asked, with nothing left to happen, at its last moment, or after too many events. */
@@ -120,17 +130,22 @@ export class Simulation {
     return ends as [LaneConnection, LaneConnection];
   }
 
-  #connectLane(a: number, b: number, lane: number): [TransportConnection, TransportConnection] {
-    const [first, second] = [this.#host(a).engines[lane]!, this.#host(b).engines[lane]!];
+  /** The secret of a connection's packets. */
+  newSecret(): bigint {
     const word = (): bigint => BigInt(Math.floor(this.#secrets() * 2 ** 32));
     // Segments are numbered from the upper half on: two of three connections soon reach an end of the numbers.
     const end = [2n ** 31n, 2n ** 32n, word()][Math.floor(this.#secrets() * 3)] as bigint;
-    const secret = BigInt.asUintN(64, ((end - (word() >> 25n)) << 32n) | word());
+    return BigInt.asUintN(64, ((end - (word() >> 25n)) << 32n) | word());
+  }
+
+  #connectLane(a: number, b: number, lane: number): [TransportConnection, TransportConnection] {
+    const [first, second] = [this.#host(a).engines[lane]!, this.#host(b).engines[lane]!];
+    const secret = this.newSecret();
     const ids = [first.engine.reserveConnectionId(), second.engine.reserveConnectionId()] as const;
     const { segmentBytes, paths } = this.#options;
     const rails = Math.min(this.topology.rails, paths);
     const shared = { secret, paths, rails, segmentBytes, keepsPlaces: this.#engines > 1 };
-    const keys = this.#keys();
+    const keys = this.newKeys();
     return [
       first.engine.createConnection({
         ...shared,
@@ -161,6 +176,11 @@ export class Simulation {
   /** Something was posted at the host: its engines run as soon as the present event is over. */
   wake(host: number): void {
     for (const { node } of this.#host(host).engines) this.#runAt(node, this.now);
+  }
+
+  /** The same for one engine. */
+  wakeEngine(host: number, lane: number): void {
+    this.#runAt(this.#host(host).engines[lane]!.node, this.now);
   }
 
   /** A host stops: what arrives is lost, nothing is sent any more. */
@@ -235,10 +255,12 @@ export class Simulation {
   #runEngine(node: number): void {
     const host = this.#hostOf(node);
     if (!host.alive) return;
-    const { engine, io } = host.engines[node % this.#engines]!;
+    const lane = node % this.#engines;
+    const { engine, io } = host.engines[lane]!;
     io.now = this.now;
+    host.beforeRound(lane);
     engine.onTimer(this.now);
-    host.afterRound();
+    host.afterRound(lane);
     const due = engine.nextDeadline();
     if (due === Number.POSITIVE_INFINITY) return;
     if (due > this.now) this.#runAt(node, due);
@@ -266,7 +288,9 @@ export class Simulation {
         uplinks: [...uplinks],
       });
       const node = index * this.#engines + lane;
-      return { node, io, engine: this.#createEngine(node, io) };
+      const seed = (Math.imul(this.#options.seed, 0x9e37_79b1) + node) >>> 0;
+      const engine = this.#options.openEngine?.({ host: index, lane, io, seed }) ?? this.#createEngine(node, io, seed);
+      return { node, io, engine };
     });
     const host = new SimulatedHost(index, engines, (action) =>
       this.at(this.now, () => {
@@ -277,12 +301,12 @@ export class Simulation {
     return host;
   }
 
-  #createEngine(node: number, io: SimulatedIo): Engine {
+  #createEngine(node: number, io: SimulatedIo, seed: number): Engine {
     return new Engine({
       io,
       settings: this.#settings,
       engines: this.#engines,
-      seed: (Math.imul(this.#options.seed, 0x9e37_79b1) + node) >>> 0,
+      seed,
       onCompletion: (handle, status) => this.#hostOf(node).ended(node % this.#engines, handle, status),
       onConnectionEnd: (lane, error) => this.#laneEnded(this.#hostOf(node), lane, error),
     });
@@ -302,7 +326,7 @@ export class Simulation {
   }
 
   /** The keys of both ends of a connection, if packets are authenticated. */
-  #keys(): Record<'caller' | 'listener', PacketKeys> | undefined {
+  newKeys(): Record<'caller' | 'listener', PacketKeys> | undefined {
     if (this.#options.settings.transportAuthentication !== true) return undefined;
     const session = new Uint8Array(PACKET_KEY_BYTES).map(() => Math.floor(this.#secrets() * 256));
     return { caller: splitSessionKey(session, 'caller'), listener: splitSessionKey(session, 'listener') };

@@ -15,11 +15,17 @@ import type { LocalPart, MemoryRegion, RemotePart, SignalPart } from './memory-r
 import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
 
+/** What a connection needs of its control channel once both sides have met. */
+export type WatchedChannel = Pick<
+  ControlChannel,
+  'localAddress' | 'remoteAddress' | 'watch' | 'unref' | 'close' | 'hangUp'
+>;
+
 interface ConnectionParts {
   readonly group: EngineGroup;
   readonly slots: RequestSlots;
   readonly channels: ChannelPool;
-  readonly channel: ControlChannel;
+  readonly channel: WatchedChannel;
   /** Ends in the order of lanes. */
   readonly ends: readonly LaneEnd[];
   readonly spread: Spread;
@@ -61,7 +67,7 @@ export class Connection implements AsyncDisposable {
   /** @internal Numeric address. */
   readonly peerHost: string;
   readonly #group: EngineGroup;
-  readonly #channel: ControlChannel;
+  readonly #channel: WatchedChannel;
   readonly #ends: readonly LaneEnd[];
   readonly #posts: LanePosts;
   readonly #transfers: LaneTransfers;

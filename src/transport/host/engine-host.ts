@@ -14,7 +14,7 @@ import {
   type TransportConnection,
 } from '../engine/transport-engine.ts';
 
-import type { PacketLoop } from '../io/packet-io-kind.ts';
+import type { PacketIoKind, PacketLoop } from '../io/packet-io-kind.ts';
 import { transportIo } from '../io/packet-ios.ts';
 import { type CommandRing, type EngineBells, EngineCommand } from './command-ring.ts';
 import { EngineChannels } from './engine-channels.ts';
@@ -32,6 +32,10 @@ import { NOBODY, type SharedRequests } from './shared-requests.ts';
 
 interface EngineHostOptions extends HostParts {
   readonly settings: Settings;
+  /** What carries packets, in place of what the settings name. */
+  readonly io?: Pick<PacketIoKind, 'openLoop'>;
+  /** See EngineOptions. */
+  readonly seed?: number;
 }
 
 export class EngineHost implements HostedEngine {
@@ -75,7 +79,8 @@ export class EngineHost implements HostedEngine {
   /** What `takeCommands` has seen of the ends on other engines. */
   seenFences = 0;
 
-  constructor({ settings, engines, engine, requests, ring, bells, onEvent, wake }: EngineHostOptions) {
+  constructor(options: EngineHostOptions) {
+    const { settings, engines, engine, requests, ring, bells, onEvent, wake, seed = 0 } = options;
     this.#number = engine;
     this.#requests = requests;
     this.#ring = ring;
@@ -102,13 +107,14 @@ export class EngineHost implements HostedEngine {
       isAlone: (slot) => requests.partsLeft(slot) === 1,
       hasFailedElsewhere: (slot) => requests.hasFailedPart(slot),
     });
-    this.#loop = transportIo(settings).openLoop({
+    this.#loop = (options.io ?? transportIo(settings)).openLoop({
       settings,
       engine: (io) =>
         new Engine({
           io,
           settings,
           engines,
+          seed,
           onSignal: () => wake?.ring(),
           onCompletion: (handle, status) => this.#completed(handle, status),
           onConnectionEnd: (connection, error) => this.#connectionEnded(connection, error),

@@ -27,7 +27,7 @@ import { transportSettings } from '../engine/transport-settings.ts';
 import { loadTransportIo, transportIo } from '../io/packet-ios.ts';
 import { ChannelPool } from './channel.ts';
 import { CommandRing } from './command-ring.ts';
-import { Connection } from './connection.ts';
+import { Connection, type WatchedChannel } from './connection.ts';
 import { engineEnds, EngineGroup, InlineLink, type SharedParts, ThreadLink } from './engine-group.ts';
 import { EngineHost } from './engine-host.ts';
 import {
@@ -126,6 +126,11 @@ export class Transport implements AsyncDisposable {
     return new Transport(await openEngines(settings, options.wake), settings, { ...options, rails });
   }
 
+  /** @internal Over engines that somebody else runs, such as a simulation. */
+  static over(group: EngineGroup, settings: Settings, name: string): Transport {
+    return new Transport(group, settings, { name, rails: [] });
+  }
+
   private constructor(
     group: EngineGroup,
     settings: Settings,
@@ -218,6 +223,16 @@ export class Transport implements AsyncDisposable {
       await this.#lanes.unreserve(reserved).catch(() => {});
       throw error;
     }
+  }
+
+  /** @internal A connection to a peer whom `meet` has met in its own way, by the names that engines have reserved for it. */
+  async join(
+    channel: WatchedChannel,
+    meet: (reserved: readonly Reserved[]) => Meeting | Promise<Meeting>,
+  ): Promise<Connection> {
+    this.#checkOpen();
+    const reserved = await this.#lanes.reserve(this.engines);
+    return this.#adopt(channel, await meet(reserved), reserved);
   }
 
   /**
@@ -382,7 +397,7 @@ export class Transport implements AsyncDisposable {
   }
 
   /** Gives what came of a meeting to the engines. `reserved`: the names that this side has offered, of which some are unused. */
-  async #adopt(channel: ControlChannel, meeting: Meeting, reserved: readonly Reserved[]): Promise<Connection> {
+  async #adopt(channel: WatchedChannel, meeting: Meeting, reserved: readonly Reserved[]): Promise<Connection> {
     const { peerName, segmentBytes, paths, spread, hello } = meeting;
     if (this.#group.failure !== undefined) {
       paths[Symbol.dispose]();

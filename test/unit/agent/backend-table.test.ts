@@ -5,6 +5,8 @@ import { backendNames } from '#lib/agent/backends/backend-table.js';
 import { listFiles, readSource } from '../architecture/source-tree.ts';
 
 const table = 'src/agent/backends/backend-table.ts';
+/** It has the link of one over a transport without sockets. */
+const simulation = 'src/programs/sim/job/simulated-job.ts';
 
 test('a new backend is a folder of its own and a line of the table', () => {
   const files = listFiles('src', ['.ts']).map(readSource);
@@ -17,7 +19,7 @@ test('a new backend is a folder of its own and a line of the table', () => {
   );
   assert.deepEqual(
     outside.map(({ path }) => path),
-    [table],
+    [table, simulation],
   );
 });
 
