@@ -341,6 +341,16 @@ export interface BackendChannel {
   close(): Promise<void>;
 }
 
+/** An end that all callers share, and that may be tried again if it fails. */
+export function untilDone<P extends unknown[]>(end: (...given: P) => Promise<void>): (...given: P) => Promise<void> {
+  let ending: Promise<void> | undefined;
+  return (...given) =>
+    (ending ??= end(...given).catch((error: unknown) => {
+      ending = undefined;
+      throw error;
+    }));
+}
+
 /** What came back from the agent must be what the backend made. */
 export function own<T>(kind: abstract new (...parameters: never[]) => T, value: unknown): T {
   if (value instanceof kind) return value;

@@ -19,14 +19,12 @@ export {
   fetchMetadata,
   type ListenerAddress,
   type ListenOptions,
-  MetadataListener,
-  sendInvalidation,
-  sendMetadata,
-} from './exchange/metadata-exchange.ts';
-export {
   loadPublished,
+  MetadataListener,
   type MetadataStore,
   publishMetadata,
+  sendInvalidation,
+  sendMetadata,
   withdrawMetadata,
   worldMetadataStore,
-} from './exchange/metadata-store.ts';
+} from './exchange/metadata-exchange.ts';

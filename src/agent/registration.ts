@@ -1,15 +1,14 @@
 // Memory that an agent has registered: what the caller gave, where it lies, and what each backend made of it.
 import { checkOptions, isWhole, type OptionNames } from '../core/check-options.ts';
+import { Deadline, within } from '../core/deadline.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../core/errors.ts';
 import { log } from '../core/log.ts';
 import { quote } from '../core/quote.ts';
-import { whileWaiting } from '../core/waits.ts';
 import { type HostAccess, type Storage, Tensor } from '../device/tensor.ts';
 import { addressOf } from '../native/library.ts';
 import { SharedMemory } from '../windows/shared-memory.ts';
-import type { BackendSet } from './backend-set.ts';
-import type { AgentMemory, BackendRegion, MemoryKind } from './backend.ts';
-import type { BackendName } from './backends/backend-table.ts';
+import type { BackendName, BackendSet } from './backends/backend-table.ts';
+import { type AgentMemory, type BackendRegion, type MemoryKind, untilDone } from './backend.ts';
 import type { RegionMetadata } from './metadata.ts';
 
 /** Device memory that is not a tensor. */
@@ -36,13 +35,9 @@ export class Registration implements AsyncDisposable {
   readonly regions: Map<BackendName, BackendRegion> = new Map();
   /** @internal Why a backend that could use it does not: it failed to register it. */
   readonly failures: Map<BackendName, string> = new Map();
-  readonly #released = new Set<BackendName>();
-  /** Releases that are under way. */
-  readonly #leaving = new Map<BackendName, Promise<void>>();
   #isOpen = true;
   /** @internal What close() does, which whoever registered it says. */
   end: () => Promise<void> = () => Promise.resolve();
-  #releasing: Promise<void> | undefined;
 
   /** @internal */
   constructor(
@@ -108,13 +103,7 @@ export class Registration implements AsyncDisposable {
    * WL_TIMEOUT it takes no new transfers, is not freed because a peer may still touch it, and `release` may be called again.
    * @internal
    */
-  release(timeoutMs: number): Promise<void> {
-    this.#releasing ??= this.#release(timeoutMs).catch((error: unknown) => {
-      this.#releasing = undefined;
-      throw error;
-    });
-    return this.#releasing;
-  }
+  readonly release: (timeoutMs: number) => Promise<void> = untilDone((timeoutMs: number) => this.#release(timeoutMs));
 
   async #release(timeoutMs: number): Promise<void> {
     try {
@@ -135,30 +124,14 @@ export class Registration implements AsyncDisposable {
   /** @internal All backends give it up. Of several errors, one that tells of a late peer is thrown. */
   async withdraw(timeoutMs: number): Promise<void> {
     this.#isOpen = false;
-    const regions = [...this.regions].filter(([backend]) => !this.#released.has(backend));
     const ends = await Promise.allSettled(
-      regions.map(([backend, region]) =>
-        beforeDeadline(this.#releaseBy(backend, region), timeoutMs, () => late(this, backend, timeoutMs)),
-      ),
+      [...this.regions].map(([backend, region]) => {
+        const deadline = new Deadline(timeoutMs, performance.now() + timeoutMs + LATER_MS);
+        return within(region.release(), { deadline }, () => late(this, backend, timeoutMs));
+      }),
     );
     const errors = ends.flatMap((end) => (end.status === 'rejected' ? [end.reason as unknown] : []));
     if (errors.length > 0) throw errors.find(isLate) ?? errors[0];
-  }
-
-  /** A release that is under way is not begun again. */
-  #releaseBy(backend: BackendName, region: BackendRegion): Promise<void> {
-    let leaving = this.#leaving.get(backend);
-    if (leaving === undefined) {
-      leaving = region.release().then(
-        () => void this.#released.add(backend),
-        (error: unknown) => {
-          this.#leaving.delete(backend);
-          throw error;
-        },
-      );
-      this.#leaving.set(backend, leaving);
-    }
-    return leaving;
   }
 }
 
@@ -175,14 +148,6 @@ function isLate(error: unknown): boolean {
 
 /** So that a backend that can name the late peer fails first. */
 const LATER_MS = 50;
-
-function beforeDeadline(ended: Promise<void>, timeoutMs: number, fail: () => WeftlineError): Promise<void> {
-  const settled = new Promise<void>((resolve, reject) => {
-    const timer = setTimeout(() => reject(fail()), timeoutMs + LATER_MS);
-    ended.then(resolve, reject).finally(() => clearTimeout(timer));
-  });
-  return whileWaiting(settled, () => ({ operation: fail().message }), performance.now() + timeoutMs);
-}
 
 function late({ name, number }: Registration, backend: BackendName, timeoutMs: number): WeftlineError {
   return new WeftlineError(

@@ -6,7 +6,13 @@ import { waitOptionNames, type WaitOptions } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { traceBegin, traceEnd } from '../core/trace.ts';
 import type { PartTable } from '../transport/part-table.ts';
-import type { BackendLink, BackendTransfer, TransferOperation, TransferState } from './backend.ts';
+import {
+  type BackendLink,
+  type BackendTransfer,
+  type TransferOperation,
+  type TransferState,
+  untilDone,
+} from './backend.ts';
 import type { BackendName } from './backends/backend-table.ts';
 import { type Message, messageBytes } from './notifications.ts';
 import type { RemoteAgent } from './remote-agent.ts';
@@ -78,7 +84,7 @@ export class Transfer implements Awaited, AsyncDisposable {
   /** The context of a post whose begin listeners were told. */
   #told: TransferContext | undefined;
   #isClosed = false;
-  #releasing: Promise<void> | undefined;
+  readonly #release = untilDone(() => this.#parts.inner.release());
 
   /** @internal */
   constructor(parts: TransferParts) {
@@ -166,11 +172,7 @@ export class Transfer implements Awaited, AsyncDisposable {
    */
   close(): Promise<void> {
     this.#isClosed = true;
-    this.#releasing ??= this.#parts.inner.release().catch((error: unknown) => {
-      this.#releasing = undefined;
-      throw error;
-    });
-    return this.#releasing;
+    return this.#release();
   }
 
   [Symbol.asyncDispose](): Promise<void> {

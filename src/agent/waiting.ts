@@ -5,7 +5,7 @@ import type { WakeWord } from '../threads/wake-word.ts';
 import { involuntarySwitches, yieldProcessor } from '../native/libc.ts';
 import { checkSignal, checkTimeout, type WaitOptions } from '../core/deadline.ts';
 import { beginWait, endWait, type WaitEntry, type WaitFacts } from '../core/waits.ts';
-import type { BackendSet } from './backend-set.ts';
+import type { BackendSet } from './backends/backend-table.ts';
 
 /** What is waited for. `isSettled` is asked after each look at the backends. */
 export interface Awaited {

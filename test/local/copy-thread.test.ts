@@ -5,7 +5,7 @@ import test from 'node:test';
 import { mailboxBytes, mailboxHeader, ringOf } from '#lib/agent/backends/local/mailbox-layout.js';
 import { Block } from '#lib/abi/layout.js';
 import { CopyThread } from '#lib/agent/backends/local/copy-thread.js';
-import { PeerSteps, RecordSender, RegionGrants } from '#lib/agent/backends/local/sender-end.js';
+import { PeerSteps, RecordSender, RegionGrants } from '#lib/agent/backends/local/peer-mailbox.js';
 import { SharedLock, WakeWord } from '#lib/threads/wake-word.js';
 import { addressOf } from '#lib/native/library.js';
 import { planned } from './support/planned-transfer.ts';

@@ -10,10 +10,9 @@ import {
   type WholeMessage,
 } from './message.ts';
 import { checkOptions } from '../../core/check-options.ts';
-import { checkSignal, checkTimeout, Deadline, waitOptionNames, type WaitOptions } from '../../core/deadline.ts';
+import { checkSignal, Deadline, deadlineOf, waitOptionNames, type WaitOptions, within } from '../../core/deadline.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { quote } from '../../core/quote.ts';
-import { beginWait, endWait } from '../../core/waits.ts';
 import type { Agent } from '../agent.ts';
 import type { TransferOperation } from '../backend.ts';
 import type { BackendName } from '../backends/backend-table.ts';
@@ -448,16 +447,15 @@ export class Operation {
   /** Resolves to the bytes that were moved. Fails with why it failed, with WL_TIMEOUT (it then goes on) or the signal's reason. */
   async wait(options: WaitOptions = {}): Promise<number> {
     checkOptions(options, waitOptionNames, 'options of wait');
-    const { timeoutMs = this.#timeoutMs, signal } = options;
-    checkSignal(signal);
-    signal?.throwIfAborted();
-    if (this.state === 'pending') await this.#wait(checkTimeout(timeoutMs), signal);
+    const deadline = deadlineOf(options, this.#timeoutMs);
+    const late = (): WeftlineError =>
+      new WeftlineError('WL_TIMEOUT', `${this.#what} did not end within ${deadline.timeoutMs} ms`, {
+        details: { timeoutMs: deadline.timeoutMs },
+      });
+    options.signal?.throwIfAborted();
+    if (this.state === 'pending') await within(this.#ended, { deadline, signal: options.signal }, late);
     if (this.#error !== undefined) throw this.#error;
-    signal?.throwIfAborted();
-    if (this.#bytes !== undefined) return this.#bytes;
-    throw new WeftlineError('WL_TIMEOUT', `${this.#what} did not end within ${timeoutMs} ms`, {
-      details: { timeoutMs },
-    });
+    return this.#bytes as number;
   }
 
   /** @internal */
@@ -472,23 +470,5 @@ export class Operation {
     if (this.state !== 'pending') return;
     this.#error = error;
     this.#end();
-  }
-
-  async #wait(timeoutMs: number, signal: AbortSignal | undefined): Promise<void> {
-    const entry = beginWait(
-      { waitFacts: () => ({ operation: `${this.#what} has not ended` }) },
-      performance.now() + timeoutMs,
-    );
-    await new Promise<void>((resolve) => {
-      const over = (): void => {
-        endWait(entry);
-        clearTimeout(timer);
-        signal?.removeEventListener('abort', over);
-        resolve();
-      };
-      const timer = setTimeout(over, timeoutMs);
-      signal?.addEventListener('abort', over);
-      void this.#ended.then(over);
-    });
   }
 }

@@ -5,17 +5,16 @@ import { connectionOf, ENDPOINT_VERSION } from './message.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import {
   type CallWait,
-  checkSignal,
-  checkTimeout,
   Deadline,
+  deadlineOf,
   remaining,
   startCall,
   waitOptionNames,
   type WaitOptions,
+  within,
 } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { printable } from '../../core/quote.ts';
-import { beginWait, endWait, type WaitFacts } from '../../core/waits.ts';
 import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
@@ -184,7 +183,10 @@ export class Endpoint implements AsyncDisposable {
   readonly #channels = new Map<number, ControlChannel>();
   readonly #regions = new Set<Registration>();
   readonly #arrived: EndpointConnection[] = [];
-  readonly #accepting: { readonly take: (connection: EndpointConnection) => void; readonly fail: () => void }[] = [];
+  readonly #accepting: {
+    readonly take: (connection: EndpointConnection) => void;
+    readonly fail: (why: WeftlineError) => void;
+  }[] = [];
   readonly #router = new MessageRouter(this.#connections);
   readonly #stop = new AbortController();
   #nextId = 0;
@@ -272,33 +274,23 @@ export class Endpoint implements AsyncDisposable {
   async accept(options: WaitOptions = {}): Promise<EndpointConnection> {
     this.#checkOpen();
     checkOptions(options, waitOptionNames, 'options of accept');
-    const { timeoutMs = this.agent.settings.timeoutMs, signal } = options;
-    checkTimeout(timeoutMs);
-    checkSignal(signal);
+    const deadline = deadlineOf(options, this.agent.settings.timeoutMs);
     const ready = this.#arrived.shift();
     if (ready !== undefined) return ready;
-    signal?.throwIfAborted();
-    const { name } = this.agent;
-    const waitFacts = (): WaitFacts => ({ operation: `endpoint ${name}: accept` });
-    const entry = beginWait({ waitFacts }, performance.now() + timeoutMs);
-    return new Promise((resolve, reject) => {
-      const settle = (act: () => void): void => {
-        endWait(entry);
-        clearTimeout(timer);
-        signal?.removeEventListener('abort', onAbort);
-        const index = this.#accepting.indexOf(waiting);
-        if (index !== -1) this.#accepting.splice(index, 1);
-        act();
-      };
-      const waiting = {
-        take: (connection: EndpointConnection): void => settle(() => resolve(connection)),
-        fail: (): void => settle(() => reject(closed())),
-      };
-      const onAbort = (): void => settle(() => reject(signal?.reason as Error));
-      const timer = setTimeout(() => settle(() => reject(this.#nobodyCame(timeoutMs))), timeoutMs);
-      signal?.addEventListener('abort', onAbort);
-      this.#accepting.push(waiting);
-    });
+    const waiting = { take: (_came: EndpointConnection): void => {}, fail: (_why: WeftlineError): void => {} };
+    const came = new Promise<EndpointConnection>((take, fail) => Object.assign(waiting, { take, fail }));
+    this.#accepting.push(waiting);
+    try {
+      const wait = { deadline, signal: options.signal };
+      return await within(came, wait, () => this.#nobodyCame(deadline.timeoutMs));
+    } catch (error) {
+      // One that came just now is the next caller's.
+      came.then((connection) => this.#arrived.unshift(connection)).catch(() => {});
+      throw error;
+    } finally {
+      const index = this.#accepting.indexOf(waiting);
+      if (index !== -1) this.#accepting.splice(index, 1);
+    }
   }
 
   /** Ends connections, frees what `allocate` gave. Idempotent. */
@@ -318,7 +310,7 @@ export class Endpoint implements AsyncDisposable {
 
   async #close(): Promise<void> {
     this.#listener?.close();
-    for (const { fail } of this.#accepting.splice(0)) fail();
+    for (const { fail } of this.#accepting.splice(0)) fail(closed());
     for (const connection of this.#connections.values()) await connection.close();
     this.#stop.abort(closed());
     await this.agent.close();
@@ -357,7 +349,7 @@ export class Endpoint implements AsyncDisposable {
       this.#lastRefusal = error instanceof Error ? error.message : String(error);
       throw error;
     });
-    const waiting = this.#accepting[0];
+    const waiting = this.#accepting.shift();
     if (waiting === undefined) this.#arrived.push(connection);
     else waiting.take(connection);
   }

@@ -34,7 +34,8 @@ export class Mover {
 
   /** Resolves when everything lies where it belongs. The message follows it; if this fails, none does. */
   async move(operation: TransferOperation, ways: Ways, message: Uint8Array | undefined): Promise<void> {
-    const kept = this.#kept.take(operation, ways);
+    const places = placesOf(operation, ways);
+    const kept = places === undefined ? undefined : this.#kept.take(places);
     let transfer = kept && (await this.#runAgain(kept, message));
     if (transfer === undefined) {
       await this.#options.learned();
@@ -42,7 +43,8 @@ export class Mover {
       transfer = await this.#run(await agent.prepare({ operation, peer, backend, ...ways }), message);
     }
     // The end is reported before the transfer is put away.
-    const putAway = this.#isClosed ? transfer.close() : this.#kept.keep(operation, ways, transfer);
+    const isKept = places !== undefined && !this.#isClosed;
+    const putAway = isKept ? this.#kept.keep(places, { local: ways.local, transfer }) : transfer.close();
     putAway.catch(() => {});
   }
 
@@ -120,8 +122,8 @@ export interface Ways {
   readonly remote: DescriptorList;
 }
 
-interface Kept extends Ways {
-  readonly operation: TransferOperation;
+interface Kept {
+  readonly local: DescriptorList;
   readonly transfer: Transfer;
 }
 
@@ -130,27 +132,22 @@ const MAX_KEPT = 256;
 const MAX_PARTS = 1024;
 
 class KeptTransfers {
-  /** Transfers by a hash of their places, oldest first. One is kept of those whose hashes are equal. */
-  readonly #kept = new Map<number, Kept>();
+  /** Transfers by their places, oldest first. */
+  readonly #kept = new Map<string, Kept>();
 
   /** One between exactly these places, which is the caller's from now on. */
-  take(operation: TransferOperation, ways: Ways): Transfer | undefined {
-    if (ways.local.length > MAX_PARTS) return undefined;
-    const hash = hashOf(operation, ways);
-    const found = this.#kept.get(hash);
-    if (found === undefined || found.operation !== operation || !areSame(found, ways)) return undefined;
-    this.#kept.delete(hash);
-    return found.transfer;
+  take(places: string): Transfer | undefined {
+    const found = this.#kept.get(places);
+    this.#kept.delete(places);
+    return found?.transfer;
   }
 
   /** Keeps an idle one, or releases it. */
-  async keep(operation: TransferOperation, ways: Ways, transfer: Transfer): Promise<void> {
-    if (ways.local.length > MAX_PARTS) return transfer.close();
-    const hash = hashOf(operation, ways);
-    if (this.#kept.has(hash)) return transfer.close();
-    this.#kept.set(hash, { operation, local: ways.local, remote: ways.remote, transfer });
+  async keep(places: string, kept: Kept): Promise<void> {
+    if (this.#kept.has(places)) return kept.transfer.close();
+    this.#kept.set(places, kept);
     if (this.#kept.size <= MAX_KEPT) return undefined;
-    const [oldest, idle] = this.#kept.entries().next().value as [number, Kept];
+    const [oldest, idle] = this.#kept.entries().next().value as [string, Kept];
     this.#kept.delete(oldest);
     return idle.transfer.close();
   }
@@ -160,7 +157,7 @@ class KeptTransfers {
     const gone = [...this.#kept].filter(([, { local }]) =>
       local.expand().addresses.some((begin) => begin >= address && begin < address + bytes),
     );
-    for (const [hash] of gone) this.#kept.delete(hash);
+    for (const [places] of gone) this.#kept.delete(places);
     await Promise.all(gone.map(([, { transfer }]) => transfer.close()));
   }
 
@@ -171,34 +168,15 @@ class KeptTransfers {
   }
 }
 
-function areSame(one: Ways, other: Ways): boolean {
-  const [ours, theirs] = [columnsOf(one), columnsOf(other)];
-  return ours.every((column, at) => areEqual(column, theirs[at] as Float64Array));
-}
-
-/** What tells places apart. */
-function columnsOf({ local, remote }: Ways): readonly Float64Array[] {
+/** What tells transfers between the same places from all others, as a text; undefined of one that is too long to keep. */
+function placesOf(operation: TransferOperation, { local, remote }: Ways): string | undefined {
+  if (local.length > MAX_PARTS) return undefined;
   const { addresses, lengths } = local.expand();
-  return [addresses, lengths, remote.expand().addresses];
-}
-
-function areEqual(one: Float64Array, other: Float64Array): boolean {
-  if (one.length !== other.length) return false;
-  for (let at = 0; at < one.length; at++) if (one[at] !== other[at]) return false;
-  return true;
-}
-
-/** FNV-1a over the numbers' low and high halves. */
-function hashOf(operation: TransferOperation, ways: Ways): number {
-  let hash = operation === 'read' ? 1 : 2;
-  for (const numbers of columnsOf(ways)) {
-    for (let at = 0; at < numbers.length; at++) {
-      const number = numbers[at]!;
-      hash = Math.imul(hash ^ (number | 0), 0x0100_0193);
-      hash = Math.imul(hash ^ (number / 2 ** 32), 0x0100_0193);
-    }
-  }
-  return hash;
+  const columns = [addresses, lengths, remote.expand().addresses];
+  const texts = columns.map(({ buffer, byteOffset, byteLength }) =>
+    Buffer.from(buffer, byteOffset, byteLength).toString('latin1'),
+  );
+  return operation + texts.join('');
 }
 
 // Parts of memory as endpoints are given them, cut so that each piece here has its piece there.

@@ -4,7 +4,7 @@ import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { Deadline, startCall, type WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { printable } from '../../core/quote.ts';
-import type { MetadataStore } from './metadata-store.ts';
+import type { MetadataStore } from './metadata-exchange.ts';
 
 // Requests to etcd through the JSON gateway of its version 3 interface.
 

@@ -3,7 +3,7 @@ import { RDMA_REGION_HEAD_BYTES } from './rdma-messages.ts';
 import { getWide, setWide } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { protocolError } from '../../meeting/frames.ts';
-import type { AgentMemory, BackendRegion, BackendRemoteRegion } from '../backend.ts';
+import { type AgentMemory, type BackendRegion, type BackendRemoteRegion, untilDone } from '../backend.ts';
 import type { OwnMemory, RdmaDevice, RemoteKeys } from './rdma-device.ts';
 
 /** What of this side uses a region. */
@@ -21,7 +21,7 @@ export class RdmaRegion implements BackendRegion {
   readonly #registered: OwnMemory;
   /** So that the memory lives as long as the device may touch it. */
   readonly #view: Uint8Array | undefined;
-  #releasing: Promise<void> | undefined;
+  readonly release = untilDone(() => this.#release());
 
   /**
    * Fails with WL_CAPACITY where a limit is reached. Memory of a GPU would be direct if the device registered it, by
@@ -40,14 +40,6 @@ export class RdmaRegion implements BackendRegion {
 
   get bytes(): number {
     return this.#view?.byteLength ?? 0;
-  }
-
-  release(): Promise<void> {
-    this.#releasing ??= this.#release().catch((error: unknown) => {
-      this.#releasing = undefined;
-      throw error;
-    });
-    return this.#releasing;
   }
 
   /** ORDER: the device refuses peers' requests once the registration is closed; requests of this side must be over before. */

@@ -14,7 +14,7 @@ import { Block } from '#lib/abi/layout.js';
 import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-link.js';
 import { mailboxSender, NotificationRing, SENDER_RING_BYTES } from '#lib/agent/backends/local/mailbox-layout.js';
 import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
-import { UcxKeys } from '#lib/agent/backends/ucx/ucx-memories.js';
+import { UcxKeys } from '#lib/agent/backends/ucx/ucx-worker.js';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { copyOf } from '#lib/core/bytes.js';
 import { parseHeader } from '#lib/programs/moe/safetensors-header.js';

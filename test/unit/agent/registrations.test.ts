@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { WeftlineError } from '#lib/core/errors.js';
 import { describeMemory, Registrations } from '#lib/agent/registration.js';
-import type { BackendSet } from '#lib/agent/backend-set.js';
+import type { BackendSet } from '#lib/agent/backends/backend-table.js';
 import { withCode } from '../../support/with-code.ts';
 
 const failure = new WeftlineError('WL_CAPACITY', 'no memory left to pin');

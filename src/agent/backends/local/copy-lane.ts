@@ -4,7 +4,7 @@ import { copyMemory } from '../../../native/libc.ts';
 import { IovecList, MAX_RANGES } from '../../../native/process-memory.ts';
 import type { SharedLock, WakeWord } from '../../../threads/wake-word.ts';
 import { PartTable } from '../../../transport/part-table.ts';
-import { type PeerSteps, type RecordSender, type RegionGrants, REVOKED } from './sender-end.ts';
+import { type PeerSteps, type RecordSender, type RegionGrants, REVOKED } from './peer-mailbox.ts';
 
 // What an agent's thread and the thread that copies for it share: the words of threads, lanes and jobs, and a job's table.
 

@@ -15,8 +15,7 @@ import { packageFile } from '../../../core/package-file.ts';
 import { bindDeclaredFunctions, viewAt } from '../../../native/library.ts';
 import { PooledWork } from '../../../threads/thread-pool.ts';
 import { SharedLock, WakeWord } from '../../../threads/wake-word.ts';
-import type { PeerMailbox } from './peer-mailbox.ts';
-import { PeerSteps, RecordSender, RegionGrants } from './sender-end.ts';
+import { type PeerMailbox, PeerSteps, RecordSender, RegionGrants } from './peer-mailbox.ts';
 
 export class CopyThread {
   readonly #words = new Int32Array(new SharedArrayBuffer(THREAD_WORDS * 4));

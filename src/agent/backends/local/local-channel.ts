@@ -11,7 +11,7 @@ import { copyMemory } from '../../../native/libc.ts';
 import { IovecList } from '../../../native/process-memory.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../backend.ts';
 import type { LocalRegion, LocalRemoteRegion, RegionReach } from './local-region.ts';
-import type { DeviceWork, PeerSteps } from './sender-end.ts';
+import type { DeviceWork, PeerSteps } from './peer-mailbox.ts';
 import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
 /** What a channel needs of its link. */

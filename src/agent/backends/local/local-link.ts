@@ -24,9 +24,8 @@ import {
 } from './local-transfer.ts';
 import { STEP_BYTES } from './copy-lane.ts';
 import type { CopyThread } from './copy-thread.ts';
-import type { DeviceWork, PeerSteps } from './sender-end.ts';
+import type { DeviceWork, PeerMailbox, PeerSteps } from './peer-mailbox.ts';
 import { ImportedMemory, type LocalRegion, type LocalRemoteRegion, type RegionReach } from './local-region.ts';
-import type { PeerMailbox } from './peer-mailbox.ts';
 
 /** Copying this much takes most of a millisecond; checking whether the peer lives costs nothing beside that. */
 const BYTES_PER_LOOK = 16 << 20;

@@ -7,10 +7,16 @@ import type { Storage } from '../../../device/tensor.ts';
 import { viewAt } from '../../../native/library.ts';
 import { admitPeersToMemory } from '../../../native/process-memory.ts';
 import { SharedMemory } from '../../../windows/shared-memory.ts';
-import type { AgentMemory, BackendRegion, BackendRemoteRegion, MemoryKind } from '../../backend.ts';
+import {
+  type AgentMemory,
+  type BackendRegion,
+  type BackendRemoteRegion,
+  type MemoryKind,
+  untilDone,
+} from '../../backend.ts';
 import type { Mailbox } from './mailbox.ts';
 import { MAILBOX_REGIONS } from './mailbox-layout.ts';
-import { grantOf, type RegionGrant } from './sender-end.ts';
+import { grantOf, type RegionGrant } from './peer-mailbox.ts';
 
 // What the agent's local backend publishes: of itself, and of each region.
 
@@ -77,7 +83,7 @@ export class LocalRegion implements BackendRegion {
   isReleased = false;
   /** The mailbox has freed its place. */
   #isWithdrawn = false;
-  #releasing: Promise<void> | undefined;
+  readonly release = untilDone(() => this.#release());
 
   constructor(memory: AgentMemory, mailbox: Mailbox, options: LocalRegionOptions) {
     this.#options = options;
@@ -99,14 +105,6 @@ export class LocalRegion implements BackendRegion {
       info.set('kind', localRegionKinds.process);
       info.set('address', memory.address);
     }
-  }
-
-  release(): Promise<void> {
-    this.#releasing ??= this.#release().catch((error: unknown) => {
-      this.#releasing = undefined;
-      throw error;
-    });
-    return this.#releasing;
   }
 
   async #release(): Promise<void> {

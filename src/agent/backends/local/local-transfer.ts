@@ -18,7 +18,7 @@ import { type CopyJob, CopyRows, CUT_SHORT, jobStates, jobWord } from './copy-la
 import type { CopyThread, LaneToPeer } from './copy-thread.ts';
 import type { LocalRegion, LocalRemoteRegion, RegionReach } from './local-region.ts';
 import { recordBytes } from './mailbox-layout.ts';
-import { type DeviceWork, type PeerSteps, RegionGrants, REVOKED } from './sender-end.ts';
+import { type DeviceWork, type PeerSteps, RegionGrants, REVOKED } from './peer-mailbox.ts';
 
 /** The copies of one prepared transfer, and how far they have come. Hot path after construction: no allocation. */
 export interface CopyPlan {

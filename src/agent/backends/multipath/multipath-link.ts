@@ -19,6 +19,7 @@ import {
   type SharedParts,
   type TransferOperation,
   type TransferState,
+  untilDone,
 } from '../../backend.ts';
 import { MessageRing } from '../../message-ring.ts';
 
@@ -396,6 +397,7 @@ class MultipathChannel extends Channel implements BackendChannel {
 export class MultipathRegion implements BackendRegion {
   readonly info: Uint8Array;
   readonly region: MemoryRegion;
+  readonly release = untilDone(() => this.region.close());
 
   constructor(region: MemoryRegion) {
     this.region = region;
@@ -403,10 +405,6 @@ export class MultipathRegion implements BackendRegion {
     const block = new Block(multipathRegionInfo, this.info.buffer, 0);
     block.set('region', region.remote.remoteRegion);
     block.set('key', region.remote.remoteKey);
-  }
-
-  release(): Promise<void> {
-    return this.region.close();
   }
 }
 

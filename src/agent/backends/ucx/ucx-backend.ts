@@ -14,10 +14,9 @@ import {
   type RdmaEnd,
   type RemoteKeys,
 } from '../../rdma/rdma-device.ts';
-import { UcxContext, ucxSettings } from './ucx-context.ts';
+import { UcxContext, UcxMemories, ucxSettings } from './ucx-context.ts';
 import { UcxEnd } from './ucx-end.ts';
-import { UcxKeys, UcxMemories } from './ucx-memories.ts';
-import { UcxWorker } from './ucx-worker.ts';
+import { UcxKeys, UcxWorker } from './ucx-worker.ts';
 
 /**
  * Fails with WL_UNSUPPORTED without libucp, without a port for RDMA, and where UCX_TLS allows no transport that a device

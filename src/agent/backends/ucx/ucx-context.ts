@@ -1,5 +1,6 @@
 // The UCX context of one backend: its settings, and the memory that is registered with it.
-import { Block, type Layout } from '../../../abi/layout.ts';
+import { randomBytes } from 'node:crypto';
+import { Block, type Layout, wideAt } from '../../../abi/layout.ts';
 import {
   openUcx,
   ucpMasks,
@@ -15,6 +16,7 @@ import { quote } from '../../../core/quote.ts';
 import { NativeBlock, viewAt } from '../../../native/library.ts';
 import type { RdmaRail } from '../../../rails/rdma-choice.ts';
 import type { Settings } from '../../../settings/settings.ts';
+import type { OwnMemory } from '../../rdma/rdma-device.ts';
 
 export class UcxContext implements Disposable {
   readonly handle: number;
@@ -26,12 +28,12 @@ export class UcxContext implements Disposable {
   constructor(settings: UcxSettings, hasAtomics: boolean) {
     const ucx = openUcx();
     this.#calls = ucx.calls;
-    this.#check('ucp_config_read', ucx.calls.ucp_config_read(0, 0, this.#out.address), 'reading its variables UCX_*');
+    check('ucp_config_read', ucx.calls.ucp_config_read(0, 0, this.#out.address), 'reading its variables UCX_*');
     const config = this.#outNumber(0);
     try {
       for (const [name, value] of Object.entries(settings)) {
         const status = ucx.calls.ucp_config_modify(config, name, value);
-        this.#check('ucp_config_modify', status, `setting ${name} to ${value}`);
+        check('ucp_config_modify', status, `setting ${name} to ${value}`);
       }
       const { block, address } = struct(ucpParams);
       const { features } = ucpMasks;
@@ -39,7 +41,7 @@ export class UcxContext implements Disposable {
       const atomics = hasAtomics ? features.atomics64 : 0;
       block.set('features', features.tags + features.remoteMemory + features.wakeup + atomics);
       const status = withoutInheritance(() => ucx.init(address, config, this.#out.address));
-      this.#check('ucp_init', status, `starting UCX with the transports ${settings['TLS']}`);
+      check('ucp_init', status, `starting UCX with the transports ${settings['TLS']}`);
       this.handle = this.#outNumber(0);
     } finally {
       ucx.calls.ucp_config_release(config);
@@ -53,11 +55,7 @@ export class UcxContext implements Disposable {
     block.set('address', address);
     block.set('bytes', bytes);
     const status = this.#calls.ucp_mem_map(this.handle, params, this.#out.address);
-    this.#check(
-      'ucp_mem_map',
-      status,
-      `registering ${bytes} bytes: the limit of locked memory (ulimit -l) must admit them`,
-    );
+    check('ucp_mem_map', status, `registering ${bytes} bytes: the limit of locked memory (ulimit -l) must admit them`);
     return this.#outNumber(0);
   }
 
@@ -65,7 +63,7 @@ export class UcxContext implements Disposable {
   pack(memory: number): Uint8Array {
     const { address } = this.#out;
     const status = this.#calls.ucp_rkey_pack(this.handle, memory, address, address + 8);
-    this.#check('ucp_rkey_pack', status, 'asking for the key of memory');
+    check('ucp_rkey_pack', status, 'asking for the key of memory');
     const buffer = this.#outNumber(0);
     const key = new Uint8Array(viewAt(buffer, this.#outNumber(1))).slice();
     this.#calls.ucp_rkey_buffer_release(buffer);
@@ -85,13 +83,13 @@ export class UcxContext implements Disposable {
   }
 
   #outNumber(index: number): number {
-    const { words } = this.#out;
-    return words[index * 2]! + words[index * 2 + 1]! * 2 ** 32;
+    return wideAt(this.#out.words, index * 2);
   }
+}
 
-  #check(call: string, status: number, what: string): void {
-    if (status !== ucsStatus.ok) throw ucxError(call, status, what);
-  }
+/** Fails with WL_NATIVE. */
+export function check(call: string, status: number, what: string): void {
+  if (status !== ucsStatus.ok) throw ucxError(call, status, what);
 }
 
 export interface StructBlock<Name extends string = string> {
@@ -180,4 +178,64 @@ export function ucxSettings(
       : [[name, value]],
   );
   return { TLS: chooseTransports(env['UCX_TLS']), ...(Object.fromEntries(names) as UcxSettings) };
+}
+
+// Memory that is registered with UCX, by the numbers that requests name it by, and the names that peers ask for.
+
+/** A key is the name of a region, by which its owner tells whether it is still registered, then UCX's key. */
+export const KEY_NAME_BYTES = 8;
+
+export class UcxMemories {
+  readonly #context: UcxContext;
+  readonly #handles: number[] = [];
+  readonly #unused: number[] = [];
+  readonly #names = new Set<string>();
+
+  constructor(context: UcxContext) {
+    this.#context = context;
+  }
+
+  /** Fails with WL_CAPACITY where a limit is reached. */
+  register(address: number, bytes: number): OwnMemory {
+    const handle = this.#map(address, bytes);
+    const name = randomBytes(KEY_NAME_BYTES);
+    const text = name.toString('hex');
+    const number = this.#unused.pop() ?? this.#handles.length;
+    this.#handles[number] = handle;
+    this.#names.add(text);
+    const remoteKey = new Uint8Array(Buffer.concat([name, this.#context.pack(handle)]));
+    const close = (): void => {
+      // ORDER: a peer that was refused asks, and must not hear that the memory is still there.
+      if (!this.#names.delete(text)) return;
+      this.#context.unmap(handle);
+      this.#unused.push(number);
+    };
+    return { localKey: number, remoteKey, close };
+  }
+
+  isRegistered(name: string): boolean {
+    return this.#names.has(name);
+  }
+
+  /** Hot path. */
+  handleOf(number: number): number {
+    return this.#handles[number]!;
+  }
+
+  /** All that is still registered. */
+  close(): void {
+    for (const [number, handle] of this.#handles.entries()) {
+      if (!this.#unused.includes(number)) this.#context.unmap(handle);
+    }
+    this.#names.clear();
+  }
+
+  #map(address: number, bytes: number): number {
+    try {
+      return this.#context.map(address, bytes);
+    } catch (cause) {
+      if (!(cause instanceof WeftlineError)) throw cause;
+      throw new WeftlineError('WL_CAPACITY', cause.message, { cause, details: cause.details });
+    }
+  }
 }

@@ -9,8 +9,8 @@ import { log } from '../../../core/log.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import { NativeBlock } from '../../../native/library.ts';
 import type { EndOptions, EndUser, OwnMemory, RdmaEnd, RemoteKeys, SendQueue } from '../../rdma/rdma-device.ts';
-import { UcxKeys, type UcxMemories } from './ucx-memories.ts';
-import type { UcxWorker } from './ucx-worker.ts';
+import type { UcxMemories } from './ucx-context.ts';
+import { UcxKeys, type UcxWorker } from './ucx-worker.ts';
 
 const TAGS = 2 ** 47;
 const MAX_ADDRESS_DIGITS = 8192;

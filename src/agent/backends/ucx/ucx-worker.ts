@@ -19,7 +19,8 @@ import {
 import { putWide, wideAt } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { NativeBlock, symbolAddress, viewAt } from '../../../native/library.ts';
-import { struct, type StructBlock, type UcxContext } from './ucx-context.ts';
+import type { RemoteKeys } from '../../rdma/rdma-device.ts';
+import { check, KEY_NAME_BYTES, struct, type StructBlock, type UcxContext } from './ucx-context.ts';
 
 /** UCX reads keys of a length that their first bytes tell: behind one that lies, it finds zeros. */
 const KEY_MARGIN = 64 * 1024;
@@ -67,12 +68,12 @@ export class UcxWorker implements Disposable {
     block.set('flags', ucpMasks.workerFlags.ignoreRequestLeak);
     const create = (): number => this.#calls.ucp_worker_create(context.handle, address, this.#out.address);
     const what = 'making a worker: UCX_TLS and UCX_NET_DEVICES may leave no transport';
-    this.#check('ucp_worker_create', withoutInheritance(create), what);
+    check('ucp_worker_create', withoutInheritance(create), what);
     this.#handle = this.#outNumber(0);
     this.address = this.#ownAddress();
     const fd: [number] = [-1];
     const describe = (): number => this.#calls.ucp_worker_get_efd(this.#handle, fd);
-    this.#check('ucp_worker_get_efd', withoutInheritance(describe), 'asking for what to sleep on');
+    check('ucp_worker_get_efd', withoutInheritance(describe), 'asking for what to sleep on');
     this.fd = fd[0];
   }
 
@@ -126,7 +127,7 @@ export class UcxWorker implements Disposable {
     block.set('errorArgument', lost);
     const status = this.#calls.ucp_ep_create(this.#handle, params, this.#out.address);
     if (status === ucsStatus.unreachable) throw noWay(peer, status);
-    this.#check('ucp_ep_create', status, `connecting to ${peer}`);
+    check('ucp_ep_create', status, `connecting to ${peer}`);
     const created = this.#outNumber(0);
     this.#addresses.set(created, own);
     return created;
@@ -144,7 +145,7 @@ export class UcxWorker implements Disposable {
     const own = new NativeBlock(packed.length + KEY_MARGIN);
     own.bytes.set(packed);
     const status = this.#calls.ucp_ep_rkey_unpack(endpoint, own.address, this.#out.address);
-    this.#check('ucp_ep_rkey_unpack', status, 'reading the key of memory of a peer');
+    check('ucp_ep_rkey_unpack', status, 'reading the key of memory of a peer');
     return this.#outNumber(0);
   }
 
@@ -182,7 +183,7 @@ export class UcxWorker implements Disposable {
 
   /** What is posted next is visible behind all puts, gets and additions before it. Fails with WL_NATIVE. */
   fence(): void {
-    this.#check('ucp_worker_fence', this.#calls.ucp_worker_fence(this.#handle), 'ordering puts');
+    check('ucp_worker_fence', this.#calls.ucp_worker_fence(this.#handle), 'ordering puts');
   }
 
   /** Ends when all before it is visible at the peer. */
@@ -219,7 +220,7 @@ export class UcxWorker implements Disposable {
 
   #ownAddress(): Uint8Array {
     const status = this.#calls.ucp_worker_get_address(this.#handle, this.#out.address, this.#out.address + 8);
-    this.#check('ucp_worker_get_address', status, 'asking for the address of this worker');
+    check('ucp_worker_get_address', status, 'asking for the address of this worker');
     const at = this.#outNumber(0);
     const address = new Uint8Array(viewAt(at, this.#outNumber(1))).slice();
     this.#calls.ucp_worker_release_address(this.#handle, at);
@@ -229,10 +230,6 @@ export class UcxWorker implements Disposable {
   #outNumber(index: number): number {
     return wideAt(this.#out.words, index * 2);
   }
-
-  #check(call: string, status: number, what: string): void {
-    if (status !== ucsStatus.ok) throw ucxError(call, status, what);
-  }
 }
 
 function noWay(peer: string, status: number): WeftlineError {
@@ -241,4 +238,67 @@ function noWay(peer: string, status: number): WeftlineError {
     `UCX cannot reach ${peer}: both sides must have RDMA devices of the same kind on one network, and the same UCX_TLS`,
     { details: { peer, status: ucxStatusName(status) } },
   );
+}
+
+// Keys of one peer's memory, which UCX has to unpack for each endpoint anew.
+
+const MAX_KEY_BYTES = 1000;
+
+export class UcxKeys implements RemoteKeys {
+  readonly #packed: (Uint8Array | undefined)[] = [];
+  readonly #names: string[] = [];
+  /** UCX's handles for the endpoint; 0 until they are needed. */
+  readonly #handles: number[] = [];
+  readonly #unused: number[] = [];
+  #worker: UcxWorker | undefined;
+  #endpoint = 0;
+
+  add(key: Uint8Array): number | undefined {
+    if (key.length <= KEY_NAME_BYTES || key.length > MAX_KEY_BYTES) return undefined;
+    const number = this.#unused.pop() ?? this.#packed.length;
+    this.#packed[number] = key.slice(KEY_NAME_BYTES);
+    this.#names[number] = Buffer.from(key.subarray(0, KEY_NAME_BYTES)).toString('hex');
+    this.#handles[number] = 0;
+    return number;
+  }
+
+  remove(number: number): void {
+    this.#forget(number);
+    this.#packed[number] = undefined;
+    this.#unused.push(number);
+  }
+
+  namesOf(numbers: Iterable<number>): ReadonlyMap<number, string> {
+    return new Map([...numbers].map((number) => [number, this.#names[number]!]));
+  }
+
+  /** Makes the keys those of this endpoint from now on. */
+  attach(worker: UcxWorker, endpoint: number): void {
+    // Handles of an endpoint that UCX has not ended stay with it.
+    this.#handles.fill(0);
+    this.#worker = worker;
+    this.#endpoint = endpoint;
+  }
+
+  /** The endpoint is over. */
+  detach(endpoint: number): void {
+    if (endpoint !== this.#endpoint) return;
+    for (let number = 0; number < this.#handles.length; number++) this.#forget(number);
+    this.#endpoint = 0;
+  }
+
+  /** Hot path. Fails with WL_NATIVE if UCX does not understand the key. */
+  handleOf(number: number): number {
+    const handle = this.#handles[number]!;
+    if (handle !== 0) return handle;
+    const made = this.#worker!.unpack(this.#endpoint, this.#packed[number]!);
+    this.#handles[number] = made;
+    return made;
+  }
+
+  #forget(number: number): void {
+    const handle = this.#handles[number]!;
+    if (handle !== 0) this.#worker!.forgetKey(handle);
+    this.#handles[number] = 0;
+  }
 }

@@ -12,7 +12,7 @@ import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-l
 import { decodeRdmaInfo, encodeRdmaInfo } from '#lib/agent/rdma/rdma-meeting.js';
 import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
 import { readTable } from '#lib/kv/kv-table.js';
-import { UcxKeys } from '#lib/agent/backends/ucx/ucx-memories.js';
+import { UcxKeys } from '#lib/agent/backends/ucx/ucx-worker.js';
 import { DescriptorList } from 'weftline/agent';
 import { type Decoder, Fault } from '../decoder.ts';
 

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { mailboxBytes } from '#lib/agent/backends/local/mailbox-layout.js';
 import { CudaCopies, type CudaWay } from '#lib/agent/backends/local/local-transfer.js';
-import { DeviceWork } from '#lib/agent/backends/local/sender-end.js';
+import { DeviceWork } from '#lib/agent/backends/local/peer-mailbox.js';
 import { planned } from '../../../../local/support/planned-transfer.ts';
 
 /** A GPU whose work is done when the test says so. */

@@ -1,8 +1,7 @@
 // Keys of a peer's memory, over a worker that is played: what is unpacked for which endpoint.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { UcxKeys } from '#lib/agent/backends/ucx/ucx-memories.js';
-import type { UcxWorker } from '#lib/agent/backends/ucx/ucx-worker.js';
+import { UcxKeys, type UcxWorker } from '#lib/agent/backends/ucx/ucx-worker.js';
 
 test('a key is unpacked for each endpoint anew, also behind one that UCX has not ended', () => {
   const forgotten: number[] = [];
