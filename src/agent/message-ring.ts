@@ -63,7 +63,7 @@ export class MessageRing {
 export function untaken(peer: string, bytes: number): WeftlineError {
   return new WeftlineError(
     'WL_BUSY',
-    `Cannot send a message of ${bytes} bytes to ${peer}: earlier ones wait to be taken there; try again later`,
+    `Cannot send a message of ${bytes} bytes to ${peer}, which has not taken earlier ones yet: try again later`,
     { details: { peer, bytes } },
   );
 }
