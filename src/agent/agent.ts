@@ -28,8 +28,6 @@ import {
   prepareOptionNames,
   type PrepareOptions,
 } from './agent-options.ts';
-import { type BackendName, BackendSet } from './backends/backend-table.ts';
-import type { BackendLink } from './backend.ts';
 import type { BackendLink } from './backend.ts';
 import { type BackendName, BackendSet, type NamedBackend } from './backends/backend-table.ts';
 import { checkAgentName, decodeMetadata, encodeMetadata } from './metadata.ts';

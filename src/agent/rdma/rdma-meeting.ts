@@ -60,10 +60,11 @@ const info = z.object({
 });
 
 /** An end of a connection, with the memory that belongs to it. */
-export interface MeetingEnd {
-  readonly end?: unknown;
-  readonly mailbox: { readonly address: number; readonly key: string };
-}
+export type MeetingEnd = z.infer<typeof end>;
+
+/** What a caller says, and what it is answered. */
+export type RdmaCaller = Omit<z.infer<typeof hello>, 'incarnation' | 'expects'>;
+export type RdmaWelcome = Omit<z.infer<typeof welcome>, 'name' | 'incarnation'>;
 
 /** What metadata say of the backend: where it listens, and by which port it moves data. */
 type RdmaInfo = z.infer<typeof info>;
@@ -85,24 +86,10 @@ export function decodeRdmaInfo(bytes: Uint8Array): RdmaInfo | undefined {
   return readPublished(info, bytes);
 }
 
-export interface RdmaCaller {
-  readonly name: string;
-  readonly end: MeetingEnd;
-  readonly after: string | undefined;
-  readonly asked: readonly string[];
-}
-
 /** Both sides have met. */
 export interface MetPeer {
   readonly channel: ControlChannel;
   readonly welcome: RdmaWelcome;
-}
-
-export interface RdmaWelcome {
-  readonly end: MeetingEnd;
-  readonly guest: string;
-  readonly gone: readonly string[];
-  readonly arrived?: number | undefined;
 }
 
 /**
@@ -117,11 +104,11 @@ export async function acceptRdmaPeer(
   await receiveHello(channel, helloOf(self), (body) => {
     const said = hello.safeParse(body);
     if (!said.success) throw protocolError('a greeting that is not one of an agent');
-    const { name, expects, end: callerEnd, after, asked } = said.data;
+    const { name, expects } = said.data;
     channel.peer = printable(name, MAX_NAME_LENGTH);
     if (expects !== self.incarnation) throw restarted(self.name, expects, self.incarnation);
     const { incarnation } = self;
-    return { name: self.name, incarnation, ...connect({ name, end: callerEnd, after, asked }) };
+    return { name: self.name, incarnation, ...connect(said.data) };
   });
 }
 
@@ -141,7 +128,7 @@ export async function connectRdmaPeer(
       incarnation,
       expects: peer.incarnation,
       end: self.end,
-      ...(self.after === undefined ? {} : { after: self.after }),
+      after: self.after,
       asked: self.asked.slice(0, MAX_ASKED),
     },
     who: `agent ${peer.name}`,

@@ -48,18 +48,10 @@ const addressSchema = z.object({
 
 type EndAddress = z.infer<typeof addressSchema>;
 
-/** How a port is named to peers. */
-export interface PortAddress {
-  /** 32 hexadecimal digits. */
-  readonly gid: string;
-  readonly lid: number;
-  readonly linkLayer: string;
-  readonly mtuBytes: number;
-  /** The port's name, for errors: "rxe0 port 1". */
-  readonly name: string;
-}
+/** How a port is named to peers; the name is for errors: "rxe0 port 1". */
+type PortAddress = Omit<EndAddress, 'queuePair' | 'firstSequence'>;
 
-export /** One end of a connection: a queue pair of the backend's port, and its place for completions. */
+/** One end of a connection: a queue pair of the backend's port, and its place for completions. */
 class QueuePairEnd implements RdmaEnd {
   readonly address: EndAddress;
   /** It gets through once it is connected. */
@@ -68,7 +60,8 @@ class QueuePairEnd implements RdmaEnd {
   readonly #queuePair: QueuePair;
   readonly #device: VerbsDevice;
   readonly #peer: string;
-  readonly #place: CompletionPlace;
+  readonly #shared: SharedQueue;
+  readonly #entries: number;
   #user: EndUser | undefined;
   #hasFailed = false;
   #isClosed = false;
@@ -77,8 +70,9 @@ class QueuePairEnd implements RdmaEnd {
   constructor(device: VerbsDevice, { peer, role, maxSends, maxReceives }: EndOptions) {
     this.#device = device;
     this.#peer = peer;
-    this.#place = device.completions.reserve(maxSends + maxReceives);
-    const { queue } = this.#place;
+    this.#entries = maxSends + maxReceives;
+    this.#shared = device.completions.reserve(this.#entries);
+    const { queue } = this.#shared;
     try {
       this.#queuePair = new QueuePair(device.domain, {
         service: 'rc',
@@ -88,7 +82,7 @@ class QueuePairEnd implements RdmaEnd {
         maxReceives,
       });
     } catch (error) {
-      this.#place.giveBack();
+      this.#shared.used -= this.#entries;
       throw error;
     }
     try {
@@ -101,12 +95,7 @@ class QueuePairEnd implements RdmaEnd {
       throw error;
     }
     const firstSequence = randomInt(SEQUENCES);
-    this.address = {
-      ...device.port,
-      mtuBytes: device.port.mtuBytes as 256,
-      queuePair: this.#queuePair.number,
-      firstSequence,
-    };
+    this.address = { ...device.port, queuePair: this.#queuePair.number, firstSequence };
   }
 
   get sends(): SendRing {
@@ -115,7 +104,7 @@ class QueuePairEnd implements RdmaEnd {
 
   use(user: EndUser): void {
     this.#user = user;
-    this.#place.take(this.#queuePair.number, this);
+    this.#device.completions.enter(this.#queuePair.number, this);
   }
 
   connect(said: unknown): void {
@@ -158,6 +147,7 @@ class QueuePairEnd implements RdmaEnd {
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
+    const { completions } = this.#device;
     try {
       // What came before counts, however much it is.
       this.#drain();
@@ -167,7 +157,8 @@ class QueuePairEnd implements RdmaEnd {
     } catch {
       // A device that is gone; closing tells.
     }
-    this.#place.giveBack();
+    completions.leave(this.#queuePair.number);
+    this.#shared.used -= this.#entries;
     this.#queuePair.close();
   }
 
@@ -198,17 +189,9 @@ function describePort({ name, gid }: Pick<PortAddress, 'name' | 'gid'>): string 
 
 // Completion queues that the queue pairs of a backend share, as many as they need, so that one call polls for many of them.
 
-/** A place in a queue for the completions of one queue pair. */
-interface CompletionPlace {
+interface SharedQueue {
   readonly queue: CompletionQueue;
-  /** Hands completions to the taker from now on. */
-  take(queuePair: number, taker: QueuePairEnd): void;
-  /** The queue pair is closed. */
-  giveBack(): void;
-}
-
-interface Shared {
-  readonly queue: CompletionQueue;
+  /** Entries that queue pairs have reserved; who reserves them gives them back. */
   used: number;
 }
 
@@ -221,7 +204,7 @@ const MAX_BATCHES = 8;
 export class CompletionPool implements Completions {
   readonly #context: VerbsContext;
   readonly #channel: CompletionChannel;
-  readonly #queues: Shared[] = [];
+  readonly #queues: SharedQueue[] = [];
   /** Takers by number of the queue pair. */
   readonly #takers = new Map<number, QueuePairEnd>();
 
@@ -231,7 +214,7 @@ export class CompletionPool implements Completions {
   }
 
   /** Room for so many completions of a queue pair. Fails with WL_CAPACITY. */
-  reserve(entries: number): CompletionPlace {
+  reserve(entries: number): SharedQueue {
     const { attributes, device } = this.#context;
     const most = Math.min(ENTRIES, attributes.maxCqe);
     requireWithin(device, 'entries in a completion queue', entries, ['max_cqe', most]);
@@ -241,7 +224,17 @@ export class CompletionPool implements Completions {
       this.#queues.push(shared);
     }
     shared.used += entries;
-    return this.#place(shared, entries);
+    return shared;
+  }
+
+  /** Hands completions to the taker from now on. */
+  enter(queuePair: number, taker: QueuePairEnd): void {
+    this.#takers.set(queuePair, taker);
+  }
+
+  /** The queue pair is about to be closed. */
+  leave(queuePair: number): void {
+    this.#takers.delete(queuePair);
   }
 
   get isInUse(): boolean {
@@ -272,24 +265,6 @@ export class CompletionPool implements Completions {
   arm(): boolean {
     for (const { queue } of this.#queues) queue.arm();
     return true;
-  }
-
-  #place(shared: Shared, entries: number): CompletionPlace {
-    let number = -1;
-    let isGivenBack = false;
-    return {
-      queue: shared.queue,
-      take: (queuePair, taker) => {
-        number = queuePair;
-        this.#takers.set(queuePair, taker);
-      },
-      giveBack: () => {
-        if (isGivenBack) return;
-        isGivenBack = true;
-        this.#takers.delete(number);
-        shared.used -= entries;
-      },
-    };
   }
 }
 
@@ -328,7 +303,7 @@ class VerbsDevice implements RdmaDevice {
       this.completions = new CompletionPool(this.context, this.#channel);
       this.events = new AsyncEvents(this.context);
       const name = `${rail.name} port ${rail.port}`;
-      this.port = { gid: rail.gid.gid.replaceAll(':', ''), lid, linkLayer, mtuBytes: activeMtuBytes, name };
+      this.port = { gid: rail.gid.gid.replaceAll(':', ''), lid, linkLayer, mtuBytes: activeMtuBytes as 256, name };
       this.hasAtomics = this.context.attributes.atomicCap !== 'none';
       this.chunkBytes = Math.min(MAX_CHUNK_BYTES, maxMsgSz);
       this.#trafficClass = settings.rdmaTrafficClass;
