@@ -15,7 +15,7 @@ import { isOwnMemory } from '../../native/process-memory.ts';
 import { readSettings, readToken, type Settings } from '../../settings/settings.ts';
 import { hostIdentity } from '../../world/host-identity.ts';
 import { checkQueueLayout, queueBytes, queuesIn, type RequestShape } from '../service/command-queue.ts';
-import type { Allocation, MetadataExchangeOptions } from '../service/proxy-messages.ts';
+import type { Allocation, MetadataExchangeOptions } from '../service/proxy-worker.ts';
 import { ProxyService } from '../service/proxy-service.ts';
 import { CpuKernelApi } from './cpu-kernel-api.ts';
 import { CudaSide } from './cuda-side.ts';

@@ -2,7 +2,7 @@
 import { z } from '#zod';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { SharedBytes } from '../service/proxy-messages.ts';
+import type { SharedBytes } from '../service/proxy-worker.ts';
 import type { RequestShape } from '../service/command-queue.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
 

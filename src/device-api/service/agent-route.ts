@@ -2,7 +2,6 @@
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../agent/backend.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { CommandRoute } from './command-server.ts';
-import type { PeerRange } from './proxy-messages.ts';
 
 const SLOTS = 512;
 
@@ -42,6 +41,13 @@ export class StagedStores {
     this.#next = (slot + 1) % SLOTS;
     return true;
   }
+}
+
+export interface PeerRange {
+  /** The number of the region in the peer's metadata. */
+  readonly region: number;
+  readonly offset: number;
+  readonly bytes: number;
 }
 
 /** The way of a request. */

@@ -8,7 +8,7 @@ import { packageFile } from '../../core/package-file.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import { type ArgumentOf, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
-import type { MetadataExchangeOptions, ProxyCalls, ProxyThread } from './proxy-messages.ts';
+import type { MetadataExchangeOptions, ProxyCalls, ProxyThread } from './proxy-worker.ts';
 
 /** The numbers by which commands name the requests of a host. */
 class RequestNumbers {

@@ -6,7 +6,7 @@ import { networkCells } from '../../abi/network.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { CommandWriter, emptyQueueCommand, queueBytes } from '../../device-api/service/command-queue.ts';
-import type { QueueOptions } from '../../device-api/service/proxy-messages.ts';
+import type { QueueOptions } from '../../device-api/service/proxy-worker.ts';
 import { ProxyService } from '../../device-api/service/proxy-service.ts';
 import { readToken } from '../../settings/settings.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
