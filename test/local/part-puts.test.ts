@@ -73,8 +73,15 @@ function deliveryOf(channel: BackendChannel): { readonly isSettled: boolean; des
   };
 }
 
-function openQueue(channel: BackendChannel, local: BackendRegion, remote: BackendRemoteRegion): Promise<OutQueue> {
-  return OutQueue.open({ channel, local, remotes: [remote], rows: PartTable.ofCount(MAX_PARTS), rowWindow: 0 });
+async function openQueue(
+  channel: BackendChannel,
+  local: BackendRegion,
+  remote: BackendRemoteRegion,
+): Promise<OutQueue> {
+  const rows = PartTable.ofCount(MAX_PARTS);
+  const queue = new OutQueue({ channel, local, remotes: [remote], rows, rowWindow: 0 });
+  await queue.use(local, [remote]);
+  return queue;
 }
 
 /** Parts of the table from number `first` to before `end`. */

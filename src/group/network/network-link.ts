@@ -2,7 +2,7 @@
 import { PartTable } from '../../transport/part-table.ts';
 import type { ChannelParts } from '../../agent/agent-options.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
-import type { BackendChannel, BackendLink, BackendRegion, BackendRemoteRegion } from '../../agent/backend.ts';
+import type { BackendLink, BackendRegion, BackendRemoteRegion } from '../../agent/backend.ts';
 import type { Registration } from '../../agent/registration.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { OutQueue } from './out-queue.ts';
@@ -36,37 +36,37 @@ export class NetworkLink {
   readonly #link: BackendLink;
   /** The same with staging, as the agent has it. */
   readonly #whole: BackendLink;
-  /** The channel of one message, which must not wait behind rows that have no room. */
-  readonly #abort: BackendChannel;
-  /** What of that message is still to be posted. */
-  #owedReason: AbortPlaces | undefined;
-  #owedSignal: AbortPlaces | undefined;
+  /** The queue of one message, which must not wait behind rows that have no room. */
+  readonly #abort: OutQueue;
   readonly #hasClosed: () => boolean;
   #local: BackendRegion;
   #remotes: readonly BackendRemoteRegion[];
 
   /** Fails as the link does. */
   static async open(options: NetworkLinkOptions): Promise<NetworkLink> {
-    const { parts, remotes, channels, rows, rowWindow } = options;
-    const { link, local } = unstaged(parts.link, parts.local, remotes[0]!);
-    const queues: OutQueue[] = [];
-    for (let number = 0; number < channels; number++) {
-      const channel = link.openChannel({ lane: number });
-      queues.push(await OutQueue.open({ channel, local, remotes, rows: PartTable.ofCount(rows), rowWindow }));
-    }
-    return new NetworkLink(options, queues);
+    const link = new NetworkLink(options);
+    for (const queue of link.queues) await queue.use(link.#local, link.#remotes);
+    return link;
   }
 
-  private constructor({ parts, remotes, hasClosed }: NetworkLinkOptions, queues: readonly OutQueue[]) {
+  private constructor({ parts, remotes, channels, rows, rowWindow, hasClosed }: NetworkLinkOptions) {
     this.backend = parts.backend;
     this.#whole = parts.link;
     const { link, local } = unstaged(parts.link, parts.local, remotes[0]!);
     this.#link = link;
-    this.#abort = link.openChannel({ lane: 0 });
     this.#hasClosed = hasClosed;
     this.#local = local;
     this.#remotes = remotes;
-    this.queues = queues;
+    const open = (lane: number): OutQueue =>
+      new OutQueue({ channel: link.openChannel({ lane }), local, remotes, rows: PartTable.ofCount(rows), rowWindow });
+    this.queues = Array.from({ length: channels }, (_, lane) => open(lane));
+    this.#abort = new OutQueue({
+      channel: link.openChannel({ lane: 0 }),
+      local,
+      remotes,
+      rows: PartTable.ofCount(0),
+      rowWindow,
+    });
   }
 
   /** Bytes of all puts so far. */
@@ -97,7 +97,7 @@ export class NetworkLink {
 
   /** The peer knows why this rank gave up, if it did, or its agent has closed. */
   get isTold(): boolean {
-    return this.isGone || (this.#owedSignal === undefined && this.#abort.delivered === this.#abort.posted);
+    return this.isGone || this.#abort.isDelivered;
   }
 
   /** The peer has closed its side: this object, or its agent. What it sent before is here. */
@@ -115,7 +115,7 @@ export class NetworkLink {
     if (this.error !== undefined) return;
     try {
       for (const queue of this.queues) queue.advance();
-      if (this.#owedSignal) this.#postAbort();
+      this.#abort.advance();
     } catch (thrown) {
       // It broke since.
       if (this.error === undefined) throw thrown;
@@ -151,26 +151,15 @@ export class NetworkLink {
   }
 
   /** Says why, and that this rank has given up, if anything can still be sent. What has no room goes with a later advance(). */
-  giveUp(places: AbortPlaces): void {
-    this.#owedReason = places;
-    this.#owedSignal = places;
+  giveUp({ from, to, bytes, cell }: AbortPlaces): void {
+    this.#abort.put(from, 0, to, bytes);
+    this.#abort.signal(0, cell);
     try {
-      this.#postAbort();
+      this.#abort.advance();
+      this.#abort.send();
     } catch {
       // The peer will find the link broken.
     }
-  }
-
-  #postAbort(): void {
-    const remote = this.#remotes[0]!;
-    if (this.#owedReason) {
-      const { from, to, bytes } = this.#owedReason;
-      if (!this.#abort.put({ local: this.#local, localOffset: from, remote, remoteOffset: to, bytes })) return;
-      this.#owedReason = undefined;
-    }
-    if (!this.#owedSignal || !this.#abort.signal(remote, this.#owedSignal.cell, 1)) return;
-    this.#owedSignal = undefined;
-    this.#abort.send?.();
   }
 
   /** This object's channels; the link belongs to the agent. */
@@ -181,7 +170,7 @@ export class NetworkLink {
   /** Uses the new memory. A link that broke posts nothing any more, whatever memory it would come from. */
   async #use(): Promise<void> {
     try {
-      await Promise.all(this.queues.map((queue) => queue.use(this.#local, this.#remotes)));
+      await Promise.all([...this.queues, this.#abort].map((queue) => queue.use(this.#local, this.#remotes)));
     } catch (thrown) {
       if (this.error === undefined) throw thrown;
     }

@@ -41,14 +41,8 @@ export class OutQueue {
   #next = 0;
   #end = 0;
 
-  /** Fails as the link does. */
-  static async open(options: OutQueueOptions): Promise<OutQueue> {
-    const queue = new OutQueue(options);
-    await queue.use(options.local, options.remotes);
-    return queue;
-  }
-
-  private constructor({ channel, local, remotes, rows, rowWindow }: OutQueueOptions) {
+  /** Rows go one by one until `use` has been called. */
+  constructor({ channel, local, remotes, rows, rowWindow }: OutQueueOptions) {
     this.#channel = channel;
     this.#rows = rows;
     this.#rowWindow = rowWindow;
@@ -62,7 +56,8 @@ export class OutQueue {
     this.#shared = undefined;
     this.#place.local = local;
     this.#remotes = remotes;
-    this.#shared = await this.#channel.shareParts?.(this.#rows, local, remotes[this.#rowWindow]!);
+    if (this.#rows.count > 0)
+      this.#shared = await this.#channel.shareParts?.(this.#rows, local, remotes[this.#rowWindow]!);
   }
 
   /** A call begins: nothing of an earlier one is under way here. */
@@ -115,6 +110,11 @@ export class OutQueue {
       this.#end = 0;
     }
     return hasPosted;
+  }
+
+  /** What was posted goes now; else the next poll of the agent sends it. */
+  send(): void {
+    this.#channel.send?.();
   }
 
   /** Nothing waits here for room, and the carrier needs no further call for what it has. */

@@ -42,13 +42,15 @@ interface Pretended {
 /** Rows go to the second window. */
 async function pretend(): Promise<Pretended> {
   const channel = new PretendedChannel();
-  const queue = await OutQueue.open({
+  const local = {} as unknown as BackendRegion;
+  const queue = new OutQueue({
     channel: channel as unknown as BackendChannel,
-    local: {} as unknown as BackendRegion,
+    local,
     remotes: windows,
     rows: PartTable.ofCount(300),
     rowWindow: 1,
   });
+  await queue.use(local, windows);
   return { channel, queue };
 }
 
