@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import type { HostStatistics } from '#lib/transport/host/host-calls.js';
+import type { HostStatistics } from '#lib/transport/host/connection.js';
 import type { Harm } from './support/lossy-transport.ts';
 import { skipWithout } from './support/requirements.js';
 import { sampled } from '../support/extent.ts';

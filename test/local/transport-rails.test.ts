@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import type { HostStatistics } from '#lib/transport/host/host-calls.js';
+import type { HostStatistics } from '#lib/transport/host/connection.js';
 import { railAddress, TwoMachines, whyNotTwoMachines } from '../support/two-machines.js';
 import { skipWithout } from './support/requirements.js';
 import { isWhole } from '../support/extent.ts';

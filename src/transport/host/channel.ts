@@ -10,8 +10,7 @@ import {
 } from '../engine-commands.ts';
 import type { PartTable } from '../part-table.ts';
 import { checkHeld, EngineCommand } from './command-ring.ts';
-import type { EngineGroup } from './engine-group.ts';
-import type { LaneEnd } from './lane-ends.ts';
+import type { EngineGroup, LaneEnd } from './engine-group.ts';
 
 /** What names memory of the peer. */
 interface RemoteMemory {

@@ -2,18 +2,15 @@
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import { addMeter, addSamples, type Meters, type Sample } from '../../core/metric-table.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
-import { engineCommandKinds } from '../engine-commands.ts';
 import type { ConnectionStatistics } from '../engine/transport-engine.ts';
 import type { RailPair } from '../io/packet-io-kind.ts';
 import { homeLane, type Spread } from '../lanes/lane-choice.ts';
 import type { ChannelParts, ChannelPool } from './channel.ts';
-import type { EngineGroup } from './engine-group.ts';
-import type { HostStatistics, LaneStatistics } from './host-calls.ts';
-import type { LaneEnd } from './lane-ends.ts';
+import type { EngineGroup, LaneEnd } from './engine-group.ts';
+import type { LaneStatistics } from './engine-host.ts';
 import { LanePosts, LaneTransfers } from './lane-posts.ts';
-import type { LocalPart, MemoryRegion, RemotePart, SignalPart } from './memory-region.ts';
-import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
-import type { RequestHandle, RequestSlots } from './request-slots.ts';
+import type { MemoryRegion } from './memory-region.ts';
+import type { RequestSlots } from './request-slots.ts';
 
 /** What a connection needs of its control channel once both sides have met. */
 export type WatchedChannel = Pick<
@@ -50,8 +47,7 @@ const FAREWELL_MS = 1_000;
  * peer's process ended or fell silent, with WL_CLOSED when either side closed, with WL_INVALID_ARGUMENT for ranges outside
  * their region, with WL_UNAUTHORIZED for a wrong key.
  */
-export class Connection implements AsyncDisposable {
-  readonly peerName: string;
+export class Connection extends LanePosts implements AsyncDisposable {
   /** UDP sockets on each side, of all lanes. */
   readonly paths: number;
   /** Engines of each side that it uses: large messages, reads and prepared transfers are spread over them. */
@@ -69,8 +65,8 @@ export class Connection implements AsyncDisposable {
   readonly #group: EngineGroup;
   readonly #channel: WatchedChannel;
   readonly #ends: readonly LaneEnd[];
-  readonly #posts: LanePosts;
-  readonly #transfers: LaneTransfers;
+  /** @internal */
+  readonly transfers: LaneTransfers;
   readonly #channels: ChannelPool;
   readonly #rails: RailStates;
   readonly #onClose: (connection: Connection) => void;
@@ -85,7 +81,7 @@ export class Connection implements AsyncDisposable {
 
   /** @internal */
   constructor({ group, slots, channels, channel, ends, onClose, ...facts }: ConnectionParts) {
-    this.peerName = facts.peerName;
+    super({ slots, ends, ...facts });
     this.paths = facts.paths;
     this.lanes = ends.length;
     this.segmentBytes = facts.segmentBytes;
@@ -96,8 +92,7 @@ export class Connection implements AsyncDisposable {
     this.#group = group;
     this.#channel = channel;
     this.#ends = ends;
-    this.#posts = new LanePosts({ slots, ends, ...facts });
-    this.#transfers = new LaneTransfers({ group, ends, posts: this.#posts });
+    this.transfers = new LaneTransfers({ group, ends, posts: this });
     this.#channels = channels;
     this.#rails = new RailStates(facts.rails, ends.length, facts.paths);
     this.#onClose = onClose;
@@ -127,36 +122,6 @@ export class Connection implements AsyncDisposable {
     return this.#rails.all;
   }
 
-  /** Offers memory for the next message of the flow. The end tells how many bytes came. */
-  receive(part: LocalPart): RequestHandle {
-    this.#check();
-    return this.#posts.message(engineCommandKinds.receive, part);
-  }
-
-  /** Sends a message to the next receive of the flow; ends when every byte has arrived there. */
-  send(part: LocalPart): RequestHandle {
-    this.#check();
-    return this.#posts.message(engineCommandKinds.send, part);
-  }
-
-  /** Writes into a region of the peer; ends when every byte lies there. All writes of a flow go by one engine. */
-  write(part: LocalPart & RemotePart): RequestHandle {
-    this.#check();
-    return this.#posts.write(part);
-  }
-
-  /** Reads from a region of the peer; ends when every byte lies here. */
-  read(part: LocalPart & RemotePart): RequestHandle {
-    this.#check();
-    return this.#posts.read(part);
-  }
-
-  /** Adds to a counter of the peer, after the data of all earlier writes of the flow. */
-  signal(part: SignalPart): RequestHandle {
-    this.#check();
-    return this.#posts.signal(part);
-  }
-
   /** @internal Which lane carries the flow's signals, and what a channel of the flow posts. */
   homeLane(flow: number): number {
     return homeLane(flow, this.lanes);
@@ -167,39 +132,9 @@ export class Connection implements AsyncDisposable {
     return this.#group.hasThreads;
   }
 
-  /** Ends when all writes and signals posted before on the flow have. */
-  flush(flow?: number): RequestHandle {
-    this.#check();
-    return this.#posts.flush(flow);
-  }
-
-  /** @internal Describes a transfer of many ranges to the engines; `postTransfer` takes the number. */
-  prepareTransfer(plan: Omit<TransferPlan, 'connection'>): Promise<number> {
-    return this.#transfers.prepare(plan);
-  }
-
-  /** @internal Where messages of transfers go. Its number goes into their plans; it ends with the connection. */
-  openLine(plan: Omit<LinePlan, 'connection'>): Promise<number> {
-    return this.#transfers.openLine(plan);
-  }
-
-  /**
-   * Posts all its ranges, then its message; ends when both have arrived. Failing ranges hold the message back.
-   * @internal
-   */
-  postTransfer(transfer: number, message: TransferMessage): RequestHandle {
-    this.#check();
-    return this.#transfers.post(transfer, message);
-  }
-
-  /** @internal None of its posts may be pending. */
-  releaseTransfer(transfer: number): Promise<void> {
-    return this.#transfers.release(transfer);
-  }
-
   /** @internal What a channel of a flow, which nothing else uses, is made of. It stays on the flow's home lane. */
   channelParts(flow: number): ChannelParts {
-    this.#check();
+    this.requireOpen();
     return {
       group: this.#group,
       pool: this.#channels,
@@ -207,14 +142,6 @@ export class Connection implements AsyncDisposable {
       flow,
       connection: this,
     };
-  }
-
-  /**
-   * Withdraws a pending request, which then fails with WL_CLOSED, unless it ends first. The other end of a message fails with
-   * WL_PEER_FAILED if the two have met; on a connection with several lanes, also if they meet later.
-   */
-  cancel(request: RequestHandle): void {
-    this.#posts.cancel(request);
   }
 
   /** What this connection and its engines have counted. */
@@ -280,7 +207,8 @@ export class Connection implements AsyncDisposable {
     return { sentBytes, receivedBytes, sentPackets: sentSegments, retransmittedPackets: retransmittedSegments };
   }
 
-  #check(): void {
+  /** @internal */
+  override requireOpen(): void {
     const reason = this.#error ?? this.#leaving;
     if (reason !== undefined) throw reason;
   }
@@ -296,6 +224,12 @@ export class Connection implements AsyncDisposable {
       details: { peer: this.peerName },
     });
   }
+}
+
+/** The sums over the engines of a connection, with the paths of all of them, and each by itself. */
+export interface HostStatistics extends LaneStatistics {
+  /** One entry per engine that the connection uses (lane). */
+  readonly lanes: readonly LaneStatistics[];
 }
 
 /** `lanes`: at least one. Paths of later lanes are numbered on. */

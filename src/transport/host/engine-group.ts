@@ -1,6 +1,6 @@
 // The engines of a transport as one: how the user's thread reaches each, on a thread of its own or inside calls that wait,
 // their rings, what they share, and how they fail and end together.
-import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, encodeError, WeftlineError } from '../../core/errors.ts';
 import { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { SpinTime } from '../../threads/spin-time.ts';
@@ -8,39 +8,15 @@ import type { WakeWord } from '../../threads/wake-word.ts';
 import { type ArgumentOf, findCall, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
 import type { EngineEnds } from '../io/packet-io-kind.ts';
 import { CommandRing, EngineBells, type EngineCommand } from './command-ring.ts';
-import type { HostCalls, HostEvent } from './host-calls.ts';
-import type { EngineCalls, EngineThread, HostedEngine, HostParts } from './serve-engine.ts';
+import { EngineHost, type HostCalls, type HostEvent } from './engine-host.ts';
+import type { EngineCalls, EngineThread } from './engine-worker.ts';
+import type { Meeting } from './greeting.ts';
 import { SharedRequests } from './shared-requests.ts';
 
 /** One engine of a transport, as the user's thread sees it. */
-export interface EngineLink {
-  /** The user's side of it. */
-  readonly ring: CommandRing;
+export interface EngineLink extends Omit<ThreadLink, 'hasThread' | 'duplicateBell' | 'meet'> {
   /** False if the engine works within calls of the user's thread alone. */
   readonly hasThread: boolean;
-  /** Why the engine is gone; undefined while it runs. */
-  readonly failure: WeftlineError | undefined;
-  onEvent: (event: HostEvent) => void;
-  /** Called once if the engine fails. */
-  onFailure: (error: WeftlineError) => void;
-  call<Name extends keyof HostCalls>(
-    name: Name,
-    ...argument: ArgumentOf<HostCalls, Name>
-  ): Promise<ResultOf<HostCalls, Name>>;
-  /** Hot path. To be called after `ring.put`. */
-  nudge(): void;
-  /** Hands events that have arrived to `onEvent` now. */
-  readEvents(): void;
-  /**
-   * Lets the engine work, if it has no thread of its own. If there is nothing to do it blocks for so many ms at most, until
-   * there is.
-   */
-  progress(milliseconds: number): void;
-  /** Returns when a further request of any engine has ended than `seen` counts, or the time is over. */
-  wait(seen: number, milliseconds: number): Promise<void>;
-  /** `areFew`: hardly anything else is under way, so that the wait is for one answer. */
-  waitBlocking(seen: number, milliseconds: number, areFew: boolean): void;
-  close(): Promise<void>;
 }
 
 /** What the engines of a transport share. */
@@ -57,10 +33,12 @@ const MAX_SPIN_MICROSECONDS = 300;
 const MIN_PATIENCE_MS = 30_000;
 
 /** An engine on a thread of its own. */
-export class ThreadLink implements EngineLink {
+export class ThreadLink {
   readonly hasThread = true;
+  /** The user's side of it. */
   readonly ring: CommandRing;
   onEvent: (event: HostEvent) => void = () => {};
+  /** Called once if the engine fails. */
   onFailure: (error: WeftlineError) => void = () => {};
   readonly #requests: SharedRequests;
   readonly #link: WorkerLink<EngineCalls, HostEvent>;
@@ -77,7 +55,7 @@ export class ThreadLink implements EngineLink {
   private constructor(entry: URL, settings: Settings, engine: number, { requests, rings, wake }: SharedParts) {
     this.ring = rings[engine] as CommandRing;
     this.#requests = requests;
-    const data: EngineThread<Settings> = {
+    const data: EngineThread = {
       settings,
       shared: requests.buffer,
       rings: rings.map(({ buffer }) => buffer),
@@ -119,6 +97,7 @@ export class ThreadLink implements EngineLink {
     );
   }
 
+  /** Why the engine is gone; undefined while it runs. */
   get failure(): WeftlineError | undefined {
     return this.#link.failure;
   }
@@ -130,22 +109,27 @@ export class ThreadLink implements EngineLink {
     return this.#link.call(name, ...argument);
   }
 
+  /** Hot path. To be called after `ring.put`. */
   nudge(): void {
     if (this.ring.engineSleeps) this.#doorbell?.ring();
   }
 
+  /** Hands events that have arrived to `onEvent` now. */
   readEvents(): void {
     this.#link.readMessages();
   }
 
-  progress(): void {
+  /** Lets the engine work, if it has no thread; if there is nothing to do it blocks for so many ms at most, until there is. */
+  progress(_milliseconds: number): void {
     this.nudge();
   }
 
+  /** Returns when a further request of any engine has ended than `seen` counts, or the time is over. */
   wait(seen: number, milliseconds: number): Promise<void> {
     return this.#requests.wait(seen, milliseconds);
   }
 
+  /** `areFew`: hardly anything else is under way, so that the wait is for one answer. */
   waitBlocking(seen: number, milliseconds: number, areFew: boolean): void {
     // When many requests are under way, the engines need the processor more than the waiter.
     this.#requests.waitBlocking(seen, milliseconds, areFew ? this.#spin : undefined);
@@ -171,13 +155,14 @@ export class InlineLink implements EngineLink {
   onFailure: (error: WeftlineError) => void = () => {};
   failure: WeftlineError | undefined;
   readonly #requests: SharedRequests;
-  readonly #host: HostedEngine;
+  readonly #host: EngineHost;
 
   /** The only engine of its transport. */
-  constructor({ requests, rings, wake }: SharedParts, create: (parts: HostParts) => HostedEngine) {
+  constructor(settings: Settings, { requests, rings, wake }: SharedParts) {
     this.ring = rings[0] as CommandRing;
     this.#requests = requests;
-    this.#host = create({
+    this.#host = new EngineHost({
+      settings,
       engines: 1,
       engine: 0,
       requests: new SharedRequests(requests.buffer),
@@ -259,6 +244,18 @@ function engineFailure(cause: unknown): WeftlineError {
   return new WeftlineError('WL_INTERNAL', `The engine of the transport failed${reason}`, { cause });
 }
 
+/** One lane's end on this side: an engine, and that engine's number of the connection. */
+export interface LaneEnd {
+  readonly engine: number;
+  readonly number: number;
+}
+
+/** An engine's name for a connection to be. */
+export interface Reserved {
+  readonly engine: number;
+  readonly id: number;
+}
+
 export class EngineGroup {
   readonly requests: SharedRequests;
   /** Links in the order of engines. */
@@ -266,6 +263,8 @@ export class EngineGroup {
   /** Descriptors through which the engines wake each other. */
   readonly #bells: readonly Doorbell[];
   #failure: WeftlineError | undefined;
+  /** The engine that the next connection begins with, so that those with fewer lanes than there are engines use all. */
+  #nextEngine = 0;
 
   constructor(requests: SharedRequests, links: readonly EngineLink[], bells: readonly Doorbell[] = []) {
     this.requests = requests;
@@ -346,6 +345,46 @@ export class EngineGroup {
     );
   }
 
+  /** Names for a connection on so many engines. */
+  async reserve(lanes: number): Promise<readonly Reserved[]> {
+    const first = this.#nextEngine;
+    const engines = this.links.length;
+    this.#nextEngine = (first + lanes) % engines;
+    return allOrThese(
+      Array.from({ length: lanes }, async (_, lane): Promise<Reserved> => {
+        const engine = (first + lane) % engines;
+        return { engine, id: await this.call(engine, 'reserve') };
+      }),
+      (some) => this.unreserve(some),
+    );
+  }
+
+  /** Names that have led to no connection. */
+  async unreserve(reserved: readonly Reserved[]): Promise<void> {
+    if (this.failure !== undefined) return;
+    await Promise.all(reserved.map(({ engine, id }) => this.call(engine, 'unreserve', id)));
+  }
+
+  /** Gives each lane of a meeting to its engine, which closes its sockets from then on, also if it fails. */
+  async connect(
+    { lanes, paths, peerName, segmentBytes }: Meeting,
+    reserved: readonly Reserved[],
+  ): Promise<readonly LaneEnd[]> {
+    await this.unreserve(reserved.slice(lanes.length));
+    return allOrThese(
+      lanes.map(async (lane, at): Promise<LaneEnd> => {
+        const { engine } = reserved[at] as Reserved;
+        const endpoint = paths.endpoint(at);
+        const options = { ...lane, peerName, segmentBytes, endpoint, keepsPlaces: lanes.length > 1 };
+        return { engine, number: await this.call(engine, 'connect', options) };
+      }),
+      async (some, reason) => {
+        const error = encodeError(reason);
+        await Promise.all(some.map(({ engine, number }) => this.call(engine, 'end', { connection: number, error })));
+      },
+    );
+  }
+
   readEvents(): void {
     for (const link of this.links) link.readEvents();
   }
@@ -380,4 +419,17 @@ export function engineEnds(group: EngineGroup, engine: number): EngineEnds {
     probed: (probe) => group.call(engine, 'probedEnds', probe),
     close: (ends) => group.call(engine, 'closeEnds', ends),
   };
+}
+
+/** What all promises bring; if one fails, `undo` gets what the others brought, and its reason is thrown. */
+async function allOrThese<T>(
+  promises: readonly Promise<T>[],
+  undo: (some: readonly T[], reason: unknown) => Promise<void>,
+): Promise<readonly T[]> {
+  const settled = await Promise.allSettled(promises);
+  const values = settled.flatMap((one) => (one.status === 'fulfilled' ? [one.value] : []));
+  const failed = settled.find((one) => one.status === 'rejected');
+  if (failed === undefined) return values;
+  await undo(values, failed.reason);
+  throw failed.reason;
 }

@@ -6,55 +6,83 @@ import type { Settings } from '../../settings/settings.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
 import { engineCommandKinds, REQUEST_SLOTS } from '../engine-commands.ts';
 import { Engine } from '../engine/engine.ts';
-import type { Region, RegionName } from '../engine/region.ts';
+import type { PacketKeys } from '../authentication/packet-guard.ts';
+import type { Region, RegionName, RemoteAccess } from '../engine/region.ts';
 import {
+  type ConnectionStatistics,
+  type DropCounters,
   type EngineHandle,
   requestStatus,
   type RequestStatus,
   type TransportConnection,
 } from '../engine/transport-engine.ts';
-
-import type { PacketIoKind, PacketLoop } from '../io/packet-io-kind.ts';
+import type {
+  EndMaker,
+  EndsJoin,
+  EndsPlan,
+  EndsProbe,
+  MadeEnds,
+  PacketIoKind,
+  PacketLoop,
+  PathEndpoint,
+} from '../io/packet-io-kind.ts';
 import { transportIo } from '../io/packet-ios.ts';
 import { type CommandRing, type EngineBells, EngineCommand } from './command-ring.ts';
-import { EngineChannels } from './engine-channels.ts';
-import {
-  endCalls,
-  type HostCalls,
-  type HostConnection,
-  type HostEvent,
-  type HostRegion,
-  type LaneStatistics,
-} from './host-calls.ts';
-import { PreparedTransfers } from './prepared-transfers.ts';
-import type { HostedEngine, HostParts } from './serve-engine.ts';
+import { EngineChannels, type RangesPlan } from './engine-channels.ts';
+import { type LinePlan, PreparedTransfers, type TransferPlan } from './prepared-transfers.ts';
 import { NOBODY, type SharedRequests } from './shared-requests.ts';
 
-interface EngineHostOptions extends HostParts {
+/** What an engine is made with, and shares with other threads. */
+export interface EngineHostOptions {
   readonly settings: Settings;
   /** What carries packets, in place of what the settings name. */
   readonly io?: Pick<PacketIoKind, 'openLoop'>;
   /** See EngineOptions. */
   readonly seed?: number;
+  /** How many engines the transport has, and which of them this one is. */
+  readonly engines: number;
+  readonly engine: number;
+  readonly requests: SharedRequests;
+  readonly ring: CommandRing;
+  /** Bells of the other engines. */
+  readonly bells: EngineBells;
+  readonly onEvent: (event: HostEvent) => void;
+  /** Rung when a request ended, when signals came, and when a connection ended. */
+  readonly wake: WakeWord | undefined;
 }
 
-export class EngineHost implements HostedEngine {
-  readonly calls: HostCalls = {
-    reserve: () => this.#loop.engine.reserveConnectionId(),
-    unreserve: (localId) => this.#loop.engine.releaseConnectionId(localId),
-    connect: (options) => this.#connect(options),
-    register: (options) => this.#register(options),
-    release: (region) => this.#release(region),
-    prepare: (plan) => this.#transfers.prepare(plan),
-    openLine: (plan) => this.#transfers.openLine(plan),
-    unprepare: (transfer) => this.#transfers.forget(transfer),
-    shareRanges: (plan) => this.#channels.tables.share(plan),
-    unshareRanges: (table) => this.#channels.tables.forget(table),
-    closeChannel: (channel) => this.#channels.close(channel),
-    end: ({ connection, error }) => this.#end(connection, error),
-    statistics: (connection) => this.#statistics(connection),
-    ...endCalls(() => this.#loop),
-    stop: () => this.#stop(),
+export class EngineHost implements Disposable {
+  /** What the user's side asks of the engine now and then; each after `beginCall`. */
+  readonly calls = {
+    /** A number for a connection to be; and it is not needed after all. */
+    reserve: (): number => this.#loop.engine.reserveConnectionId(),
+    unreserve: (localId: number): void => this.#loop.engine.releaseConnectionId(localId),
+    /** Returns the engine's number of the connection. */
+    connect: (options: HostConnection): number => this.#connect(options),
+    register: (options: HostRegion): RegionName => this.#register(options),
+    /** False while a device may still read it: then it is to be called again. */
+    release: (region: number): boolean => this.#release(region),
+    /** Returns the number of the transfer. */
+    prepare: (plan: TransferPlan): number => this.#transfers.prepare(plan),
+    /** Returns the number of the line. */
+    openLine: (plan: LinePlan): number => this.#transfers.openLine(plan),
+    unprepare: (transfer: number): void => this.#transfers.forget(transfer),
+    /** Returns the number of the table. */
+    shareRanges: (plan: RangesPlan): number => this.#channels.tables.share(plan),
+    unshareRanges: (table: number): void => this.#channels.tables.forget(table),
+    /** What a channel has under way is withdrawn; its state tells when all of it has ended. */
+    closeChannel: (channel: number): void => this.#channels.close(channel),
+    /** Ends a connection; its pending requests fail with the error. */
+    end: ({ connection, error }: { readonly connection: number; readonly error: EncodedError }): void =>
+      this.#end(connection, error),
+    statistics: (connection: number): LaneStatistics => this.#statistics(connection),
+    /** The EndMaker of the engine's loop. */
+    openEnds: (plan: EndsPlan): MadeEnds => this.#ends.open(plan),
+    connectEnds: (join: EndsJoin): void => this.#ends.connect(join),
+    probeEnds: (probe: EndsProbe): number => this.#ends.probe(probe),
+    probedEnds: (probe: EndsProbe): number => this.#ends.probed(probe),
+    closeEnds: (ends: readonly number[]): void => this.#ends.close(ends),
+    stop: (): void => this.#stop(),
   };
   readonly #loop: PacketLoop;
   /** This engine's number in its transport. */
@@ -123,14 +151,17 @@ export class EngineHost implements HostedEngine {
     });
   }
 
+  /** Rung to end a sleep. */
   get doorbell(): Doorbell {
     return this.#loop.doorbell;
   }
 
+  /** True once so little happens that the thread had better sleep. */
   get isIdle(): boolean {
     return this.#loop.isIdle;
   }
 
+  /** Hot path. False if there was nothing to do. */
   step(): boolean {
     const isBusy = this.#loop.step();
     this.#watchPeers();
@@ -138,10 +169,12 @@ export class EngineHost implements HostedEngine {
     return isBusy;
   }
 
+  /** Sleeps until there is work, the doorbell rings, or `most` microseconds are over. */
   sleep(most?: number): void {
     this.#loop.sleep(most);
   }
 
+  /** Hot path. Carries out what the user's side has put, and what had to wait for other engines; false if there was nothing. */
   takeCommands(): boolean {
     const hasFences = this.#ring.fences !== this.seenFences;
     if (!this.#ring.take(this.#command)) return hasFences && this.#passFences();
@@ -172,6 +205,7 @@ export class EngineHost implements HostedEngine {
     }
   }
 
+  /** Must be called before each of `calls`. */
   beginCall(): void {
     this.#loop.touch();
     // Commands put before the call come before it.
@@ -180,6 +214,12 @@ export class EngineHost implements HostedEngine {
 
   [Symbol.dispose](): void {
     this.#loop[Symbol.dispose]();
+  }
+
+  get #ends(): EndMaker {
+    const { ends } = this.#loop;
+    if (ends === undefined) throw new WeftlineError('WL_INTERNAL', 'This engine makes no ends of paths');
+    return ends;
   }
 
   #connect(options: HostConnection): number {
@@ -402,6 +442,50 @@ export class EngineHost implements HostedEngine {
     this.#wake?.ring();
   }
 }
+
+export type HostCalls = EngineHost['calls'];
+
+// What calls take and bring: plain data, so that it can cross threads.
+
+export interface HostConnection {
+  readonly localId: number;
+  readonly remoteId: number;
+  readonly peerName: string;
+  readonly secret: bigint;
+  readonly packetKeys: PacketKeys | undefined;
+  readonly receiverCredits: boolean;
+  readonly eagerBytes: number;
+  readonly segmentBytes: number;
+  readonly keepsPlaces: boolean;
+  /** The host closes it. */
+  readonly endpoint: PathEndpoint;
+}
+
+export interface HostRegion {
+  /** Address of memory that stays until the region is released. */
+  readonly address: number;
+  readonly bytes: number;
+  readonly remote: Partial<RemoteAccess>;
+  /** That of the first engine, so that a region has the same on all. */
+  readonly name?: RegionName | undefined;
+}
+
+/** Counts of a connection on one engine, and of that engine, since they were made. */
+export interface LaneStatistics {
+  readonly connection: ConnectionStatistics;
+  readonly drops: DropCounters;
+  readonly failures: Readonly<Record<string, number>>;
+}
+
+/** What the host tells without being asked. */
+export type HostEvent =
+  /** Sent before the table shows that the request failed. */
+  | { readonly event: 'failed'; readonly slot: number; readonly error: EncodedError }
+  /** Sent before the state of the channel shows that it failed. */
+  | { readonly event: 'channel'; readonly channel: number; readonly error: EncodedError }
+  /** A path of this engine has died, at that time in ms, or answers again: 0. */
+  | { readonly event: 'path'; readonly connection: number; readonly path: number; readonly deadSince: number }
+  | { readonly event: 'ended'; readonly connection: number; readonly error: EncodedError };
 
 interface HostedConnection {
   readonly connection: TransportConnection;

@@ -6,13 +6,13 @@ import { CUT_ROWS, divideInto, divideParts, homeLane, LaneChoice, type Spread } 
 import { PartTable, PartWriter } from '../part-table.ts';
 import { MAX_FLOWS } from '../wire/packet-layout.ts';
 import { checkHeld, isWhole, MAX_WORD } from './command-ring.ts';
-import type { EngineGroup } from './engine-group.ts';
-import type { LaneEnd } from './lane-ends.ts';
+import type { EngineGroup, LaneEnd } from './engine-group.ts';
 import type { LocalPart, MemoryRegion, RemotePart, SignalPart } from './memory-region.ts';
 import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
 import { NOBODY } from './shared-requests.ts';
 
+/** @internal */
 interface LanePostsParts {
   readonly slots: RequestSlots;
   /** Ends in the order of lanes. */
@@ -22,7 +22,9 @@ interface LanePostsParts {
   readonly peerName: string;
 }
 
-export class LanePosts {
+/** The posts of a connection; its end is the heir's. */
+export abstract class LanePosts {
+  /** @internal */
   readonly slots: RequestSlots;
   readonly peerName: string;
   readonly #ends: readonly LaneEnd[];
@@ -31,6 +33,7 @@ export class LanePosts {
   /** The connection's numbers by engine. */
   readonly #numbers: number[] = [];
 
+  /** @internal */
   constructor({ slots, ends, spread, isRegistered, peerName }: LanePostsParts) {
     this.slots = slots;
     this.peerName = peerName;
@@ -40,8 +43,20 @@ export class LanePosts {
     for (const { engine, number } of ends) this.#numbers[engine] = number;
   }
 
-  /** A send or a receive. */
-  message(kind: number, part: LocalPart): RequestHandle {
+  /** @internal Fails with the reason for which nothing more can be posted. */
+  abstract requireOpen(): void;
+
+  /** Offers memory for the next message of the flow. The end tells how many bytes came. */
+  receive(part: LocalPart): RequestHandle {
+    return this.#message(engineCommandKinds.receive, part);
+  }
+
+  /** Sends a message to the next receive of the flow; ends when every byte has arrived there. */
+  send(part: LocalPart): RequestHandle {
+    return this.#message(engineCommandKinds.send, part);
+  }
+
+  #message(kind: number, part: LocalPart): RequestHandle {
     this.#fill(kind, part);
     if (this.#ends.length === 1) return this.#postHome();
     const { command } = this.slots;
@@ -69,13 +84,14 @@ export class LanePosts {
     return this.#request;
   }
 
-  /** A write stays on its flow's home lane, where its signals and flushes follow it. */
+  /** Writes into a region of the peer; ends when every byte lies there. All writes of a flow go by one engine. */
   write(part: LocalPart & RemotePart): RequestHandle {
     this.#fill(engineCommandKinds.write, part);
     this.#aim(part);
     return this.#postHome();
   }
 
+  /** Reads from a region of the peer; ends when every byte lies here. */
   read(part: LocalPart & RemotePart): RequestHandle {
     this.#fill(engineCommandKinds.read, part);
     this.#aim(part);
@@ -96,7 +112,9 @@ export class LanePosts {
     return this.#request;
   }
 
+  /** Adds to a counter of the peer, after the data of all earlier writes of the flow. */
   signal(part: SignalPart): RequestHandle {
+    this.requireOpen();
     if (typeof part !== 'object' || part === null) throw invalidArgument('part', part, 'a region of the peer and add');
     checkHeld('flow', part.flow ?? 0, MAX_WORD);
     checkHeld('add', part.add, Number.MAX_SAFE_INTEGER);
@@ -108,7 +126,9 @@ export class LanePosts {
     return this.#postHome();
   }
 
+  /** Ends when all writes and signals posted before on the flow have. */
   flush(flow = 0): RequestHandle {
+    this.requireOpen();
     checkHeld('flow', flow, MAX_WORD);
     const { command } = this.slots;
     command.kind = engineCommandKinds.flush;
@@ -116,11 +136,16 @@ export class LanePosts {
     return this.#postHome();
   }
 
+  /**
+   * Withdraws a pending request, which then fails with WL_CLOSED, unless it ends first. The other end of a message fails with
+   * WL_PEER_FAILED if the two have met; on a connection with several lanes, also if they meet later.
+   */
   cancel(request: RequestHandle): void {
     this.slots.cancel(request, this.#numbers);
   }
 
   #fill(kind: number, part: LocalPart): void {
+    this.requireOpen();
     requireRegion(part);
     const { region, offset = 0, flow = 0 } = part;
     checkHeld('flow', flow, MAX_WORD);
@@ -235,6 +260,7 @@ export class LaneTransfers {
     this.#posts = posts;
   }
 
+  /** Where messages of transfers go. Its number goes into their plans; it ends with the connection. */
   async openLine(plan: Omit<LinePlan, 'connection'>): Promise<number> {
     const lane = homeLane(plan.flow, this.#ends.length);
     const { engine, number: connection } = this.#ends[lane] as LaneEnd;
@@ -242,6 +268,7 @@ export class LaneTransfers {
     return this.#lines.push({ lane, number }) - 1;
   }
 
+  /** Describes a transfer of many ranges to the engines; `post` takes the number. */
   async prepare(plan: Omit<TransferPlan, 'connection'>): Promise<number> {
     const line = this.#lines[plan.line];
     const home = line?.lane ?? homeLane(plan.flow, this.#ends.length);
@@ -266,8 +293,9 @@ export class LaneTransfers {
     return transfer;
   }
 
-  /** Hot path. */
+  /** Hot path. All its ranges, then its message; ends when both have arrived. Failing ranges hold the message back. */
   post(transfer: number, { offset, bytes }: TransferMessage): RequestHandle {
+    this.#posts.requireOpen();
     const spread = this.#transfers.get(transfer);
     if (spread === undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was closed');
     const { slots, peerName } = this.#posts;
@@ -298,6 +326,7 @@ export class LaneTransfers {
     return request;
   }
 
+  /** None of its posts may be pending. */
   async release(transfer: number): Promise<void> {
     const spread = this.#transfers.get(transfer);
     if (spread === undefined) return;

@@ -28,8 +28,8 @@ import { loadTransportIo, transportIo } from '../io/packet-ios.ts';
 import { ChannelPool } from './channel.ts';
 import { CommandRing } from './command-ring.ts';
 import { Connection, type WatchedChannel } from './connection.ts';
-import { engineEnds, EngineGroup, InlineLink, type SharedParts, ThreadLink } from './engine-group.ts';
-import { EngineHost } from './engine-host.ts';
+import { engineEnds, EngineGroup, InlineLink, type Reserved, type SharedParts, ThreadLink } from './engine-group.ts';
+import type { HostEvent } from './engine-host.ts';
 import {
   acceptPeer,
   connectPeer,
@@ -39,8 +39,6 @@ import {
   introduce,
   type Meeting,
 } from './greeting.ts';
-import type { HostEvent } from './host-calls.ts';
-import { LaneEnds, type Reserved } from './lane-ends.ts';
 import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } from './memory-region.ts';
 import { engineCount, suitCores } from './rank-cores.ts';
 import { type RequestHandle, RequestSlots, type RequestState } from './request-slots.ts';
@@ -98,7 +96,6 @@ export class Transport implements AsyncDisposable {
   readonly name: string;
   readonly #credentials: Credentials;
   readonly #group: EngineGroup;
-  readonly #lanes: LaneEnds;
   readonly #slots: RequestSlots;
   readonly #channels: ChannelPool;
   /** Connections by engine and that engine's number of them. */
@@ -140,7 +137,6 @@ export class Transport implements AsyncDisposable {
     this.name = name ?? `process ${process.pid} on ${hostname()}`;
     this.#credentials = credentialsOf(readToken(token));
     this.#group = group;
-    this.#lanes = new LaneEnds(group);
     this.#rails = rails;
     this.#slots = new RequestSlots(group, settings.timeoutMs);
     this.#channels = new ChannelPool(group);
@@ -192,7 +188,7 @@ export class Transport implements AsyncDisposable {
     const signals = [this.#ending.signal, ...(options.signal === undefined ? [] : [options.signal])];
     const signal = AbortSignal.any(signals);
     const deadline = deadlineOf(options, this.settings.timeoutMs);
-    const reserved = await this.#lanes.reserve(this.engines).catch((error: unknown) => {
+    const reserved = await this.#group.reserve(this.engines).catch((error: unknown) => {
       signal.throwIfAborted();
       throw error;
     });
@@ -220,7 +216,7 @@ export class Transport implements AsyncDisposable {
       }
     } catch (error) {
       // Engines that have ended hold no names.
-      await this.#lanes.unreserve(reserved).catch(() => {});
+      await this.#group.unreserve(reserved).catch(() => {});
       throw error;
     }
   }
@@ -231,7 +227,7 @@ export class Transport implements AsyncDisposable {
     meet: (reserved: readonly Reserved[]) => Meeting | Promise<Meeting>,
   ): Promise<Connection> {
     this.#checkOpen();
-    const reserved = await this.#lanes.reserve(this.engines);
+    const reserved = await this.#group.reserve(this.engines);
     return this.#adopt(channel, await meet(reserved), reserved);
   }
 
@@ -359,7 +355,7 @@ export class Transport implements AsyncDisposable {
           channel.deadline = performance.now() + this.settings.timeoutMs;
           incoming = await receive?.(hello);
           if (incoming?.accept === undefined) listener.checkRoom();
-          reserved = await this.#lanes.reserve(Math.min(lanes, this.engines));
+          reserved = await this.#group.reserve(Math.min(lanes, this.engines));
           return { options: this.#greeting(reserved), answer: incoming?.answer };
         },
         adopt: async (meeting) => {
@@ -372,7 +368,7 @@ export class Transport implements AsyncDisposable {
     } catch (error) {
       channel.hangUp();
       incoming?.cancel?.();
-      await this.#lanes.unreserve(reserved);
+      await this.#group.unreserve(reserved);
       throw error;
     }
   }
@@ -403,7 +399,7 @@ export class Transport implements AsyncDisposable {
       paths[Symbol.dispose]();
       throw this.#group.failure;
     }
-    const ends = await this.#lanes.connect(meeting, reserved);
+    const ends = await this.#group.connect(meeting, reserved);
     const keys = ends.map(({ engine, number }) => `${engine} ${number}`);
     const connection = new Connection({
       group: this.#group,
@@ -467,7 +463,7 @@ export async function openEngines(given: Settings, wake?: WakeWord): Promise<Eng
   const rings = Array.from({ length: engines }, () => new CommandRing());
   const shared: SharedParts = { requests, rings, wake };
   if (settings.transportThread) return startThreads(settings, shared);
-  const link = new InlineLink(shared, (parts) => new EngineHost({ settings, ...parts }));
+  const link = new InlineLink(settings, shared);
   return new EngineGroup(requests, [link]);
 }
 

@@ -72,7 +72,7 @@ export class MultipathLink implements BackendLink {
 
   static async open(parts: LinkParts): Promise<MultipathLink> {
     const { connection, messageRegion, inbox } = parts;
-    const line = await connection.openLine({
+    const line = await connection.transfers.openLine({
       flow: MESSAGE_FLOW,
       region: messageRegion.number,
       remoteRegion: inbox.region,
@@ -91,7 +91,7 @@ export class MultipathLink implements BackendLink {
       remoteKeys: [],
       line,
     } as const;
-    return new MultipathLink(parts, line, await connection.prepareTransfer(nothing));
+    return new MultipathLink(parts, line, await connection.transfers.prepare(nothing));
   }
 
   private constructor(parts: LinkParts, line: number, emptyPlan: number) {
@@ -136,7 +136,7 @@ export class MultipathLink implements BackendLink {
       remoteKeys: regions.map(({ remoteKey }) => remoteKey),
       line: this.#line,
     };
-    return new MultipathTransfer(this, await this.connection.prepareTransfer(plan));
+    return new MultipathTransfer(this, await this.connection.transfers.prepare(plan));
   }
 
   notify(message: Uint8Array): void {
@@ -237,7 +237,7 @@ class MultipathTransfer implements BackendTransfer {
     this.#message = message === undefined ? NONE : messages.reserve(message);
     this.#messageBytes = message === undefined ? 0 : messages.message.bytes;
     try {
-      this.#request = connection.postTransfer(this.#plan, message === undefined ? NO_MESSAGE : messages.message);
+      this.#request = connection.transfers.post(this.#plan, message === undefined ? NO_MESSAGE : messages.message);
     } catch (error) {
       this.#releaseMessage(false);
       throw error;
@@ -259,7 +259,7 @@ class MultipathTransfer implements BackendTransfer {
       this.cancel();
       await ended;
     }
-    if (this.#link.error === undefined) await this.#link.connection.releaseTransfer(this.#plan);
+    if (this.#link.error === undefined) await this.#link.connection.transfers.release(this.#plan);
   }
 
   /** Hot path. True if it has ended. */

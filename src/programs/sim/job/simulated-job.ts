@@ -12,7 +12,7 @@ import { WakeWord } from '../../../threads/wake-word.ts';
 import { transportSettings } from '../../../transport/engine/transport-settings.ts';
 import type { WatchedChannel } from '../../../transport/host/connection.ts';
 import type { Meeting } from '../../../transport/host/greeting.ts';
-import type { Reserved } from '../../../transport/host/lane-ends.ts';
+import type { Reserved } from '../../../transport/host/engine-group.ts';
 import { Transport } from '../../../transport/host/transport.ts';
 import type { PeerPaths } from '../../../transport/io/packet-io-kind.ts';
 import { type FirstCauseOptions, type RankGroup, Topology } from '../../../world/rank-group.ts';

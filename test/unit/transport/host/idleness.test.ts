@@ -1,7 +1,7 @@
 // An engine with nothing to do polls while somebody waits for it, but not for ever.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { Idleness } from '#lib/transport/host/serve-engine.js';
+import { Idleness } from '#lib/transport/host/engine-worker.js';
 
 test('polls() is false at once where nobody waits', () => {
   const idleness = new Idleness(() => false);
