@@ -319,7 +319,7 @@ export interface BackendChannel {
    */
   store?(remote: BackendRemoteRegion, offset: number, low: number, high: number): boolean;
   /**
-   * Puts of many parts between these two regions. Undefined if nothing but `put` goes between them; left out by backends
+   * Puts of many parts of at most MAX_RANGE_BYTES between these two regions. Undefined if nothing but `put` goes between them; left out by backends
    * that have nothing else.
    */
   shareParts?(table: PartTable, local: BackendRegion, remote: BackendRemoteRegion): Promise<SharedParts | undefined>;

@@ -34,22 +34,22 @@ export class SharedLock {
 }
 
 /**
- * The words. `events`: what happened so far, wraps; written by any thread behind what it announces. `sleepers`: waits of
+ * The words, each alone on its cache line. `events`: what happened so far, wraps; written by any thread behind what it announces. `sleepers`: waits of
  * the sleeping thread. ORDER: a ringer adds to `events`, then looks at `sleepers`; a sleeper adds itself, and the sleep
  * itself compares `events` with what was seen. So no ring is slept through. `awaited`: blocking waits for a ring, polling or
  * asleep; written by the sleeping thread, a stale look costs time only.
  */
-const wakeWord = { events: 0, sleepers: 1, awaited: 2 } as const;
-const WAKE_WORDS = 3;
+const wakeWord = { events: 0, sleepers: 16, awaited: 32 } as const;
+const WAKE_WORD_BYTES = 192;
 
 export class WakeWord {
   /** Memory to be handed to a worker thread, which makes its own WakeWord over it. */
   readonly buffer: SharedArrayBuffer;
   readonly #words: Int32Array;
 
-  constructor(buffer: SharedArrayBuffer = new SharedArrayBuffer(WAKE_WORDS * 4)) {
+  constructor(buffer: SharedArrayBuffer = new SharedArrayBuffer(WAKE_WORD_BYTES)) {
     this.buffer = buffer;
-    this.#words = new Int32Array(buffer, 0, WAKE_WORDS);
+    this.#words = new Int32Array(buffer, 0, WAKE_WORD_BYTES / 4);
   }
 
   /** Hot path. Something happened: it can be seen by now. From any thread. */
@@ -99,6 +99,6 @@ interface AtomicsWithWaitAsync {
 }
 
 /** Resolves when the word is notified, at once if it no longer holds `value`, or after `milliseconds`. */
-export async function waitAsync(words: Int32Array, index: number, value: number, milliseconds: number): Promise<void> {
+async function waitAsync(words: Int32Array, index: number, value: number, milliseconds: number): Promise<void> {
   await (Atomics as object as AtomicsWithWaitAsync).waitAsync(words, index, value, milliseconds).value;
 }

@@ -75,27 +75,6 @@ export const commandHead = defineLayout(
   64,
 );
 
-/**
- * The head of the request table, which all engines of a transport share. Each word stands alone on its cache line.
- *
- * - `ended`: grows when a request has ended, or a count or state of a channel has changed, and wraps. Written behind those.
- * - `awaited`: how many threads do nothing but wait for `ended`, polling or asleep. Written by them; the engines' threads
- *   are then slow to sleep. A stale look costs time only.
- * - `waiters`: how many waits of the user's thread sleep on `ended`; an engine wakes them only if there are any.
- */
-export const requestHead = defineLayout(
-  'TransportRequestHead',
-  {
-    ended: 'u32',
-    endedPad: { of: 'u32', count: 15 },
-    waiters: 'u32',
-    waitersPad: { of: 'u32', count: 15 },
-    awaited: 'u32',
-    awaitedPad: { of: 'u32', count: 15 },
-  },
-  64,
-);
-
 /** Commands of the ring and entries of the table: most requests that are under way at a time. A power of two. */
 export const REQUEST_SLOTS = 4096;
 

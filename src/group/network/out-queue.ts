@@ -2,6 +2,7 @@
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace, SharedParts } from '../../agent/backend.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import type { PartTable } from '../../transport/part-table.ts';
+import { MAX_RANGE_BYTES } from '../../transport/send/range-list.ts';
 
 /** Memory of the peer that puts go to, by the number of the window that it belongs to. */
 type RemoteWindows = readonly BackendRemoteRegion[];
@@ -11,7 +12,7 @@ interface OutQueueOptions {
   /** The region that puts come from. */
   readonly local: BackendRegion;
   readonly remotes: RemoteWindows;
-  /** Places of rows of one call: as many rows as the channel may have to send. This queue's own. */
+  /** Places of rows of one call. This queue's own. */
   readonly rows: PartTable;
   /** The window that rows go to. */
   readonly rowWindow: number;
@@ -30,6 +31,8 @@ export class OutQueue {
   #remotes: RemoteWindows;
   /** What the channel has made of the table; it takes rows one by one where it makes nothing of it. */
   #shared: SharedParts | undefined;
+  /** Longest row of the table. */
+  #mostBytes = Number.POSITIVE_INFINITY;
   /** Rows of this call that stand in the table. */
   #rowCount = 0;
   /** Columns, so that a call that sends much makes no objects. For rows, `local` is the first and `length` their number. */
@@ -58,6 +61,7 @@ export class OutQueue {
     this.#remotes = remotes;
     if (this.#rows.count > 0)
       this.#shared = await this.#channel.shareParts?.(this.#rows, local, remotes[this.#rowWindow]!);
+    this.#mostBytes = this.#shared === undefined ? Number.POSITIVE_INFINITY : MAX_RANGE_BYTES;
   }
 
   /** A call begins: nothing of an earlier one is under way here. */
@@ -72,15 +76,20 @@ export class OutQueue {
     this.#add(kinds.put, local, window, remote, bytes);
   }
 
-  /** The same for a row, of which many go as one operation. */
+  /** The same for a row, of which many go as one operation. Longer ones than that takes, and those without a place, go alone. */
   putRow(local: number, remote: number, bytes: number): void {
-    const { localOffset, remoteOffset, bytes: lengths } = this.#rows;
+    const { localOffset, remoteOffset, bytes: lengths, capacity } = this.#rows;
     const at = this.#rowCount;
+    if (bytes === 0 || bytes > this.#mostBytes || at === capacity) {
+      this.put(local, this.#rowWindow, remote, bytes);
+      return;
+    }
     const last = this.#end - 1;
     const isRun = last >= this.#next && this.#kind[last] === kinds.rows;
     this.bytes += bytes;
     if (
       isRun &&
+      lengths[at - 1]! + bytes <= this.#mostBytes &&
       local - (localOffset[at - 1] ?? 0) === lengths[at - 1] &&
       remote - (remoteOffset[at - 1] ?? 0) === lengths[at - 1]
     ) {

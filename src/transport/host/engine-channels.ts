@@ -1,5 +1,5 @@
 // The engine's side of channels: what each has under way and how far it is delivered, and the tables of ranges that they
-// write. Hot path: no allocation but for more operations under way, or larger ones, than ever before.
+// write. Hot path: no allocation but for more operations under way than ever before.
 import { type EncodedError, encodeError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import {
   CHANNEL_OPERATIONS,
@@ -11,7 +11,7 @@ import {
 import type { Region } from '../engine/region.ts';
 import type { EngineHandle, ScatterOptions, TransportConnection } from '../engine/transport-engine.ts';
 import { PartTable } from '../part-table.ts';
-import { PackedRanges } from '../send/range-list.ts';
+import { RangeList } from '../send/range-list.ts';
 import type { EngineCommand } from './command-ring.ts';
 import type { SharedRequests } from './shared-requests.ts';
 
@@ -32,8 +32,6 @@ interface ChannelsHost {
   readonly follow: (handle: EngineHandle, name: number) => void;
   /** Hears why a channel has failed, before its state shows it. */
   readonly onFailure: (channel: number, error: EncodedError) => void;
-  /** Counts or a state have changed. */
-  readonly onNews: () => void;
 }
 
 class EngineChannel {
@@ -47,7 +45,8 @@ class EngineChannel {
   hasFailed = false;
   readonly handles: Float64Array = new Float64Array(CHANNEL_OPERATIONS);
   readonly outcomes: Uint8Array = new Uint8Array(CHANNEL_OPERATIONS);
-  readonly ranges: (PackedRanges | undefined)[] = Array.from({ length: CHANNEL_OPERATIONS }, () => undefined);
+  /** Ranges that operations write, by their places; used again. */
+  readonly ranges: (RangeList | undefined)[] = [];
   /** Why operations failed, by their places. */
   readonly errors = new Map<number, EncodedError>();
 
@@ -128,31 +127,21 @@ export class EngineChannels {
   }
 
   #post(channel: EngineChannel, place: number, command: EngineCommand): EngineHandle {
-    const { kind, flow, remoteRegion, remoteKey, remoteOffset } = command;
     const connection = this.#host.connection(command.connection);
-    if (kind === engineCommandKinds.signal) {
-      return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
-    }
+    const { kind } = command;
     if (kind === engineCommandKinds.ranges) {
-      const packed = this.tables.take();
-      channel.ranges[place] = packed;
-      const scatter = this.tables.pack(packed, command, this.#host.region);
+      const list = (channel.ranges[place] ??= new RangeList());
+      const scatter = this.tables.cover(list, command, this.#host.region);
       return scatter === undefined ? NOTHING : connection.scatter(scatter);
     }
-    if (kind !== engineCommandKinds.write) throw invalidArgument('kind', kind, 'that of an operation of channels');
-    const region = this.#host.region(command.region);
-    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
-    const { offset, bytes } = command;
-    return connection.write({ region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset });
+    if (kind !== engineCommandKinds.write && kind !== engineCommandKinds.signal) {
+      throw invalidArgument('kind', kind, 'that of an operation of channels');
+    }
+    return postRequest(command, connection, this.#host.region);
   }
 
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per operation
   #end(number: number, channel: EngineChannel, place: number, error: EncodedError | undefined): void {
-    const packed = channel.ranges[place];
-    if (packed !== undefined) {
-      channel.ranges[place] = undefined;
-      this.tables.giveBack(packed);
-    }
     channel.pending--;
     channel.outcomes[place] = error === undefined ? outcomes.done : outcomes.failed;
     if (error !== undefined) channel.errors.set(place, error);
@@ -163,15 +152,12 @@ export class EngineChannels {
   /** Counts what is delivered in order, up to the first that failed. */
   #count(number: number, channel: EngineChannel): void {
     if (channel.hasFailed || channel.isClosing) return;
-    const { requests, onFailure, onNews } = this.#host;
+    const { requests, onFailure } = this.#host;
     const before = channel.delivered;
     while (channel.delivered !== channel.taken && channel.outcomes[channel.delivered & MASK] === outcomes.done) {
       channel.delivered = (channel.delivered + 1) | 0;
     }
-    if (channel.delivered !== before) {
-      requests.deliverOfChannel(number, (channel.delivered - before) | 0);
-      onNews();
-    }
+    if (channel.delivered !== before) requests.deliverOfChannel(number, (channel.delivered - before) | 0);
     if (channel.delivered === channel.taken) return;
     const place = channel.delivered & MASK;
     if (channel.outcomes[place] !== outcomes.failed) return;
@@ -179,15 +165,41 @@ export class EngineChannels {
     // ORDER: the reason first, so that a thread that sees the failure finds it.
     onFailure(number, channel.errors.get(place)!);
     requests.setChannel(number, channelStates.failed);
-    onNews();
   }
 
   #closeIfQuiet(number: number, channel: EngineChannel): void {
     if (!channel.isClosing || channel.pending > 0 || this.#channels[number] !== channel) return;
     this.#channels[number] = undefined;
     this.#host.requests.setChannel(number, channelStates.over);
-    this.#host.onNews();
   }
+}
+
+/** Makes a request of a command. Fails with WL_CLOSED for a region that is gone, and as the connection does. */
+export function postRequest(
+  command: EngineCommand,
+  connection: TransportConnection,
+  findRegion: ChannelsHost['region'],
+): EngineHandle {
+  const { kind, flow, offset, bytes, add, partOffset, remoteRegion, remoteKey, remoteOffset } = command;
+  if (kind === engineCommandKinds.flush) return connection.flush(flow);
+  if (kind === engineCommandKinds.signal)
+    return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add });
+  const region = findRegion(command.region);
+  if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
+  if (kind === engineCommandKinds.send) {
+    return connection.postSend({
+      region,
+      offset,
+      bytes,
+      flow,
+      whole: add === bytes ? undefined : { partOffset, bytes: add },
+    });
+  }
+  if (kind === engineCommandKinds.receive) return connection.postReceive({ region, offset, bytes, flow });
+  const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset };
+  if (kind === engineCommandKinds.write) return connection.write(range);
+  if (kind === engineCommandKinds.read) return connection.read(range);
+  throw invalidArgument('kind', kind, 'one of engineCommandKinds');
 }
 
 /** Plain data, so that it can cross threads. */
@@ -201,13 +213,11 @@ export interface RangesPlan {
 }
 
 interface RangeTable extends RangesPlan {
-  readonly table: PartTable;
+  readonly columns: Parameters<RangeList['cover']>[0];
 }
 
 type Writable<T> = { -readonly [K in keyof T]: T[K] };
 
-/** Memory of so many writes that are over is kept for later ones. */
-const MAX_KEPT = 64;
 const NO_REGION: Region = { id: 0, key: 0, bytes: new Uint8Array(), address: 0, remote: { read: false, write: false } };
 
 /** Tables of ranges that the user's thread fills in: each write names some of their entries. */
@@ -215,11 +225,10 @@ class RangeTables {
   /** Numbers are not used again: who forgets a table may not have heard yet that its connection ended, and the table with it. */
   readonly #tables = new Map<number, RangeTable>();
   #nextTable = 0;
-  readonly #free: PackedRanges[] = [];
   /** The engine reads it during its call. */
   readonly #scatter: Writable<ScatterOptions> = {
     region: NO_REGION,
-    ranges: new PackedRanges().list,
+    ranges: new RangeList(),
     flow: 0,
     remoteRegion: 0,
     remoteKey: 0,
@@ -227,7 +236,8 @@ class RangeTables {
 
   share(plan: RangesPlan): number {
     const number = this.#nextTable++;
-    this.#tables.set(number, { ...plan, table: PartTable.over(plan.parts) });
+    const { localOffset: sources, remoteOffset: targets, bytes: lengths } = PartTable.over(plan.parts);
+    this.#tables.set(number, { ...plan, columns: { sources, targets, lengths } });
     return number;
   }
 
@@ -240,20 +250,9 @@ class RangeTables {
     for (const [number, table] of this.#tables) if (table.connection === connection) this.#tables.delete(number);
   }
 
-  take(): PackedRanges {
-    return this.#free.pop() ?? new PackedRanges();
-  }
-
-  giveBack(packed: PackedRanges): void {
-    if (this.#free.length < MAX_KEPT) this.#free.push(packed);
-  }
-
-  /**
-   * What the command writes; undefined if it is no byte. Fails with WL_CLOSED, and with WL_INVALID_ARGUMENT for ranges outside
-   * of the region of this side.
-   */
-  pack(
-    packed: PackedRanges,
+  /** What the command writes, by a list that is free; undefined if it is no byte. Fails with WL_CLOSED, WL_INVALID_ARGUMENT. */
+  cover(
+    list: RangeList,
     { region: number, offset, bytes, flow }: EngineCommand,
     findRegion: (number: number) => Region | undefined,
   ): ScatterOptions | undefined {
@@ -261,10 +260,12 @@ class RangeTables {
     if (shared === undefined) throw new WeftlineError('WL_CLOSED', 'The table of ranges was released');
     const region = findRegion(shared.region);
     if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
-    if (packed.pack(shared.table, offset, offset + bytes, region.bytes.length) === 0) return undefined;
+    if (bytes === 0) return undefined;
+    list.cover(shared.columns, offset, offset + bytes);
+    if (list.bytes === 0) return undefined;
     const scatter = this.#scatter;
     scatter.region = region;
-    scatter.ranges = packed.list;
+    scatter.ranges = list;
     scatter.flow = flow;
     scatter.remoteRegion = shared.remoteRegion;
     scatter.remoteKey = shared.remoteKey;

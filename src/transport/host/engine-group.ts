@@ -4,14 +4,13 @@ import { asWeftlineError, encodeError, WeftlineError } from '../../core/errors.t
 import { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { SpinTime } from '../../threads/spin-time.ts';
-import type { WakeWord } from '../../threads/wake-word.ts';
 import { type ArgumentOf, findCall, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
 import type { EngineEnds } from '../io/packet-io-kind.ts';
 import { CommandRing, EngineBells, type EngineCommand } from './command-ring.ts';
 import { EngineHost, type HostCalls, type HostEvent } from './engine-host.ts';
 import type { EngineCalls, EngineThread } from './engine-worker.ts';
 import type { Meeting } from './greeting.ts';
-import { SharedRequests } from './shared-requests.ts';
+import type { SharedRequests } from './shared-requests.ts';
 
 /** One engine of a transport, as the user's thread sees it. */
 export interface EngineLink extends Omit<ThreadLink, 'hasThread' | 'duplicateBell' | 'meet'> {
@@ -24,7 +23,6 @@ export interface SharedParts {
   readonly requests: SharedRequests;
   /** Rings in the order of engines. */
   readonly rings: readonly CommandRing[];
-  readonly wake: WakeWord | undefined;
 }
 
 /** The most that blocking waits poll before they sleep; less where it turns out to be in vain. */
@@ -52,7 +50,7 @@ export class ThreadLink {
     return link;
   }
 
-  private constructor(entry: URL, settings: Settings, engine: number, { requests, rings, wake }: SharedParts) {
+  private constructor(entry: URL, settings: Settings, engine: number, { requests, rings }: SharedParts) {
     this.ring = rings[engine] as CommandRing;
     this.#requests = requests;
     const data: EngineThread = {
@@ -60,7 +58,7 @@ export class ThreadLink {
       shared: requests.buffer,
       rings: rings.map(({ buffer }) => buffer),
       engine,
-      wake: wake?.buffer,
+      news: requests.news.buffer,
     };
     this.#link = new WorkerLink({
       entry,
@@ -78,8 +76,7 @@ export class ThreadLink {
         this.#doorbell = undefined;
         this.onFailure(error);
         // Waiters look at the failure.
-        requests.wakeWaiters();
-        wake?.ring();
+        requests.news.ring();
       },
     });
   }
@@ -126,7 +123,7 @@ export class ThreadLink {
 
   /** Returns when a further request of any engine has ended than `seen` counts, or the time is over. */
   wait(seen: number, milliseconds: number): Promise<void> {
-    return this.#requests.wait(seen, milliseconds);
+    return this.#requests.news.sleep(seen, milliseconds);
   }
 
   /** `areFew`: hardly anything else is under way, so that the wait is for one answer. */
@@ -158,18 +155,17 @@ export class InlineLink implements EngineLink {
   readonly #host: EngineHost;
 
   /** The only engine of its transport. */
-  constructor(settings: Settings, { requests, rings, wake }: SharedParts) {
+  constructor(settings: Settings, { requests, rings }: SharedParts) {
     this.ring = rings[0] as CommandRing;
     this.#requests = requests;
     this.#host = new EngineHost({
       settings,
       engines: 1,
       engine: 0,
-      requests: new SharedRequests(requests.buffer),
+      requests,
       ring: new CommandRing(this.ring.buffer),
       bells: new EngineBells(rings),
       onEvent: (event) => this.onEvent(event),
-      wake,
     });
   }
 
@@ -197,7 +193,7 @@ export class InlineLink implements EngineLink {
       this.#run(seen, Math.min(end, performance.now() + INLINE_SLICE_MS));
       // Timers and sockets of this process go on.
       await new Promise((resolve) => setImmediate(resolve));
-    } while (this.#requests.ended === seen && performance.now() < end);
+    } while (this.#requests.news.seen === seen && performance.now() < end);
   }
 
   waitBlocking(seen: number, milliseconds: number): void {
@@ -215,7 +211,7 @@ export class InlineLink implements EngineLink {
     const host = this.#host;
     while (this.failure === undefined) {
       const isBusy = this.#step();
-      if (this.#requests.ended !== seen) return;
+      if (this.#requests.news.seen !== seen) return;
       if (isBusy) continue;
       const left = end - performance.now();
       if (left <= 0) return;

@@ -1,9 +1,8 @@
 // Runs one engine for a user who may be on another thread: carries out commands, keeps the tables they refer to.
-import { decodeError, type EncodedError, encodeError, invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import { viewAt } from '../../native/library.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
-import type { WakeWord } from '../../threads/wake-word.ts';
 import { engineCommandKinds, REQUEST_SLOTS } from '../engine-commands.ts';
 import { Engine } from '../engine/engine.ts';
 import type { PacketKeys } from '../authentication/packet-guard.ts';
@@ -28,7 +27,7 @@ import type {
 } from '../io/packet-io-kind.ts';
 import { transportIo } from '../io/packet-ios.ts';
 import { type CommandRing, type EngineBells, EngineCommand } from './command-ring.ts';
-import { EngineChannels, type RangesPlan } from './engine-channels.ts';
+import { EngineChannels, postRequest, type RangesPlan } from './engine-channels.ts';
 import { type LinePlan, PreparedTransfers, type TransferPlan } from './prepared-transfers.ts';
 import { NOBODY, type SharedRequests } from './shared-requests.ts';
 
@@ -47,8 +46,6 @@ export interface EngineHostOptions {
   /** Bells of the other engines. */
   readonly bells: EngineBells;
   readonly onEvent: (event: HostEvent) => void;
-  /** Rung when a request ended, when signals came, and when a connection ended. */
-  readonly wake: WakeWord | undefined;
 }
 
 export class EngineHost implements Disposable {
@@ -99,7 +96,6 @@ export class EngineHost implements Disposable {
   readonly #handleOf: Float64Array = new Float64Array(REQUEST_SLOTS).fill(-1);
   readonly #connectionOf: Int32Array = new Int32Array(REQUEST_SLOTS);
   readonly #command: EngineCommand = new EngineCommand();
-  readonly #wake: WakeWord | undefined;
   readonly #transfers: PreparedTransfers;
   readonly #channels: EngineChannels;
   readonly #refused = new RefusedPeers();
@@ -108,14 +104,13 @@ export class EngineHost implements Disposable {
   seenFences = 0;
 
   constructor(options: EngineHostOptions) {
-    const { settings, engines, engine, requests, ring, bells, onEvent, wake, seed = 0 } = options;
+    const { settings, engines, engine, requests, ring, bells, onEvent, seed = 0 } = options;
     this.#number = engine;
     this.#requests = requests;
     this.#ring = ring;
     this.#bells = bells;
     this.#onEvent = onEvent;
-    this.#wake = wake;
-    const region = (id: number): Region | undefined => this.#loop.engine.findRegion(id);
+    const region = this.#findRegion;
     const find = (number: number): TransportConnection | undefined => this.#connections[number]?.connection;
     this.#channels = new EngineChannels({
       requests,
@@ -124,7 +119,6 @@ export class EngineHost implements Disposable {
       region,
       follow: (handle, name) => this.#slotOf.set(handle, name),
       onFailure: (channel, error) => onEvent({ event: 'channel', channel, error }),
-      onNews: () => wake?.ring(),
     });
     this.#transfers = new PreparedTransfers({
       connection: find,
@@ -143,7 +137,7 @@ export class EngineHost implements Disposable {
           settings,
           engines,
           seed,
-          onSignal: () => wake?.ring(),
+          onSignal: () => requests.news.ring(),
           onCompletion: (handle, status) => this.#completed(handle, status),
           onConnectionEnd: (connection, error) => this.#connectionEnded(connection, error),
           onPath: (connection, path, isAlive) => this.#pathChanged(connection, path, isAlive),
@@ -335,7 +329,8 @@ export class EngineHost implements Disposable {
         this.#transfers.post(slot, command.region, command);
         return;
       }
-      const handle = this.#post(command);
+      const connection = this.#openConnection(command.connection);
+      const handle = postRequest(command, connection, this.#findRegion);
       this.#handleOf[slot] = handle;
       this.#slotOf.set(handle, slot);
     } catch (error) {
@@ -343,26 +338,7 @@ export class EngineHost implements Disposable {
     }
   }
 
-  #post(command: EngineCommand): EngineHandle {
-    const connection = this.#openConnection(command.connection);
-    const { kind, flow, remoteRegion, remoteKey, remoteOffset } = command;
-    if (kind === engineCommandKinds.flush) return connection.flush(flow);
-    if (kind === engineCommandKinds.signal) {
-      return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
-    }
-    const region = this.#loop.engine.findRegion(command.region);
-    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
-    const { offset, bytes } = command;
-    if (kind === engineCommandKinds.send) {
-      const whole = command.add === bytes ? undefined : { partOffset: command.partOffset, bytes: command.add };
-      return connection.postSend({ region, offset, bytes, flow, whole });
-    }
-    if (kind === engineCommandKinds.receive) return connection.postReceive({ region, offset, bytes, flow });
-    const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset };
-    if (kind === engineCommandKinds.write) return connection.write(range);
-    if (kind === engineCommandKinds.read) return connection.read(range);
-    throw invalidArgument('kind', kind, 'one of engineCommandKinds');
-  }
+  readonly #findRegion = (id: number): Region | undefined => this.#loop.engine.findRegion(id);
 
   #openConnection(number: number): TransportConnection {
     const hosted = this.#connections[number];
@@ -416,7 +392,6 @@ export class EngineHost implements Disposable {
   #finish(slot: number, isDone: boolean, bytes: number): void {
     const last = this.#requests.finish(slot, this.#number, isDone, bytes);
     if (last !== NOBODY) this.#bells.ring(last);
-    this.#wake?.ring();
   }
 
   #fail(slot: number, error: EncodedError): void {
@@ -439,7 +414,7 @@ export class EngineHost implements Disposable {
   #connectionEnded(connection: TransportConnection, error: WeftlineError): void {
     const number = this.#connections.findIndex((hosted) => hosted?.connection === connection);
     if (number !== -1) this.#onEvent({ event: 'ended', connection: number, error: encodeError(error) });
-    this.#wake?.ring();
+    this.#requests.news.ring();
   }
 }
 

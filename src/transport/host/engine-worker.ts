@@ -27,7 +27,8 @@ export interface EngineThread {
   /** Memory of the command rings of all engines of the transport, and which of them this one is. */
   readonly rings: readonly SharedArrayBuffer[];
   readonly engine: number;
-  readonly wake: SharedArrayBuffer | undefined;
+  /** That of the word that is rung for news. */
+  readonly news: SharedArrayBuffer;
 }
 
 export async function run(data: EngineThread, port: MessagePort): Promise<void> {
@@ -49,12 +50,11 @@ export async function run(data: EngineThread, port: MessagePort): Promise<void> 
 /** Returns once the engine was told to stop. */
 function serveEngine(data: EngineThread, messages: MessagePort): void {
   const { settings, engine } = data;
-  const requests = new SharedRequests(data.shared);
+  const requests = new SharedRequests(new WakeWord(data.news), data.shared);
   const rings = data.rings.map((buffer) => new CommandRing(buffer));
   const ring = rings[engine] as CommandRing;
   const bells = new EngineBells(rings);
   const port = new WorkerPort<HostEvent>(messages);
-  const wake = data.wake === undefined ? undefined : new WakeWord(data.wake);
   try {
     using host = new EngineHost({
       settings,
@@ -64,16 +64,14 @@ function serveEngine(data: EngineThread, messages: MessagePort): void {
       ring,
       bells,
       onEvent: (event) => port.send(event),
-      wake,
     });
-    const idleness = new Idleness(() => requests.isAwaited || wake?.isAwaited === true);
+    const idleness = new Idleness(() => requests.news.isAwaited);
     loop(host, { ring, bells, port, idleness });
   } catch (error) {
     // While the user's thread is blocked, it does not hear that this one ends.
     port.crash(error);
     ring.reportCrash();
-    requests.wakeWaiters();
-    wake?.ring();
+    requests.news.ring();
   }
 }
 

@@ -115,7 +115,7 @@ export class RequestSlots {
     let entry: WaitEntry | undefined;
     try {
       for (;;) {
-        const seen = this.#group.requests.ended;
+        const seen = this.#group.requests.news.seen;
         if (this.state(request) !== 'pending') return this.take(request);
         entry ??= this.#beginWait(request, end);
         options.signal?.throwIfAborted();
@@ -132,7 +132,7 @@ export class RequestSlots {
   waitBlocking(request: RequestHandle, timeoutMs: number = this.#timeoutMs): number {
     const end = performance.now() + checkTimeout(timeoutMs);
     for (;;) {
-      const seen = this.#group.requests.ended;
+      const seen = this.#group.requests.news.seen;
       if (this.state(request) !== 'pending') return this.take(request);
       this.#group.waitBlocking(seen, this.#timeLeft(request, end, timeoutMs), this.areFew);
     }

@@ -302,9 +302,9 @@ export class Transport implements AsyncDisposable {
     return this.#group.links.length;
   }
 
-  /** @internal How many requests have ended so far; wraps at 2^32. */
+  /** @internal Grows when a request has ended, and for other news; wraps at 2^32. */
   get ended(): number {
-    return this.#group.requests.ended;
+    return this.#group.requests.news.seen;
   }
 
   /** @internal Blocks this thread until a further request has ended than `seen` counts, or the time is over. */
@@ -458,10 +458,10 @@ function checkName(name: unknown): void {
 export async function openEngines(given: Settings, wake?: WakeWord): Promise<EngineGroup> {
   startTracing(given);
   const settings = suitCores(given);
-  const requests = new SharedRequests();
+  const requests = new SharedRequests(wake);
   const engines = engineCount(settings);
   const rings = Array.from({ length: engines }, () => new CommandRing());
-  const shared: SharedParts = { requests, rings, wake };
+  const shared: SharedParts = { requests, rings };
   if (settings.transportThread) return startThreads(settings, shared);
   const link = new InlineLink(settings, shared);
   return new EngineGroup(requests, [link]);

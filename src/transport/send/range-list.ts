@@ -1,12 +1,11 @@
 // Ranges of one region here, and where in one region of the peer each belongs: what one scattered write carries. The write
 // gathers them into chunks, which travel as any other bytes and which the peer scatters.
-import type { PartTable } from '../part-table.ts';
 import { PLACE_BYTES } from '../wire/packet-layout.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { isWhole } from '../../core/check-options.ts';
 import { alignUp } from '../../abi/layout.ts';
 
-/** Longest range of a list, of which four fill a chunk; what is longer is cut. */
+/** Longest range of a list, of which four fill a chunk. */
 export const MAX_RANGE_BYTES = 32_760;
 
 /** Longest part of a prepared transfer that is gathered: two copies of a longer one cost more than a request of its own. */
@@ -49,8 +48,8 @@ export class RangeList {
 
   /** Fails with WL_INVALID_ARGUMENT. */
   // oxlint-disable-next-line max-params -- as those of cover()
-  constructor(ranges: Ranges, first = 0, end: number = ranges.lengths.length, repeats?: Repeats) {
-    this.cover(ranges, first, end, repeats);
+  constructor(ranges?: Ranges, first = 0, end: number = ranges?.lengths.length ?? 0, repeats?: Repeats) {
+    if (ranges !== undefined) this.cover(ranges, first, end, repeats);
   }
 
   /** Hot path. Names other ranges, once no write uses the list any more. Fails as the constructor does. */
@@ -142,74 +141,4 @@ export class RangeCursor {
 /** What a range takes of a chunk: its place and its bytes. */
 export function bytesInChunk(length: number): number {
   return PLACE_BYTES + alignUp(length, RANGE_ALIGNMENT);
-}
-
-// Ranges of a caller's table, joined where they are neighbours and cut where they are too long.
-// Hot path: memory grows to what was needed at most, and is used again.
-
-const FIRST_CAPACITY = 256;
-
-export class PackedRanges {
-  /** What was packed last. Means nothing if that was no byte. */
-  readonly list: RangeList;
-  #columns = columnsOf(FIRST_CAPACITY);
-  #count = 0;
-
-  constructor() {
-    this.list = new RangeList(this.#columns);
-  }
-
-  /**
-   * Packs parts `first` to before `end`. The table is not needed afterwards. Returns how many ranges that makes, 0 if there
-   * are no bytes. Fails with WL_INVALID_ARGUMENT for ranges outside of the region of this side, which has `regionBytes`.
-   */
-  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per post
-  pack({ localOffset, remoteOffset, bytes }: PartTable, first: number, end: number, regionBytes: number): number {
-    this.#count = 0;
-    for (let index = first; index < end;) {
-      const source = localOffset[index]!;
-      const target = remoteOffset[index]!;
-      let total = 0;
-      do {
-        const length = bytes[index]!;
-        if (!(isWhole(length, 0) && isWhole(source, 0) && source + total + length <= regionBytes)) {
-          throw invalidArgument(
-            `range ${index}`,
-            [localOffset[index], length],
-            `inside of the region of ${regionBytes} bytes`,
-          );
-        }
-        total += length;
-        index++;
-      } while (index < end && localOffset[index] === source + total && remoteOffset[index] === target + total);
-      for (let at = 0; at < total; at += MAX_RANGE_BYTES) {
-        this.#add(source + at, target + at, Math.min(total - at, MAX_RANGE_BYTES));
-      }
-    }
-    if (this.#count > 0) this.list.cover(this.#columns, 0, this.#count);
-    return this.#count;
-  }
-
-  #add(source: number, target: number, bytes: number): void {
-    const count = this.#count++;
-    if (count === this.#columns.lengths.length) this.#grow();
-    const { sources, targets, lengths } = this.#columns;
-    sources[count] = source;
-    targets[count] = target;
-    lengths[count] = bytes;
-  }
-
-  #grow(): void {
-    const { sources, targets, lengths } = this.#columns;
-    const grown = columnsOf(lengths.length * 2);
-    grown.sources.set(sources);
-    grown.targets.set(targets);
-    grown.lengths.set(lengths);
-    this.#columns = grown;
-  }
-}
-
-function columnsOf(capacity: number): { sources: Float64Array; targets: Float64Array; lengths: Float64Array } {
-  const column = (): Float64Array => new Float64Array(capacity);
-  return { sources: column(), targets: column(), lengths: column() };
 }

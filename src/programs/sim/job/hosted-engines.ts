@@ -120,16 +120,15 @@ class HostedLink implements EngineLink {
 /** The engines of one rank. */
 export class HostedEngines {
   readonly #settings: Settings;
-  readonly #wake: WakeWord;
   readonly #around: EngineSurroundings;
-  readonly #requests = new SharedRequests();
+  readonly #requests: SharedRequests;
   readonly #rings: readonly CommandRing[];
   readonly #hosts: EngineHost[] = [];
   readonly #links: HostedLink[] = [];
 
   constructor(settings: Settings, wake: WakeWord, around: EngineSurroundings) {
     this.#settings = settings;
-    this.#wake = wake;
+    this.#requests = new SharedRequests(wake);
     this.#around = around;
     this.#rings = Array.from({ length: settings.transportEngines }, () => new CommandRing());
   }
@@ -144,14 +143,13 @@ export class HostedEngines {
       settings: this.#settings,
       engines: rings.length,
       engine: lane,
-      requests: new SharedRequests(this.#requests.buffer),
+      requests: new SharedRequests(this.#requests.news, this.#requests.buffer),
       ring: rings[lane]!,
       bells: new EngineBells(rings),
       onEvent: (event) => {
         noteActivity();
         this.#links[lane]!.onEvent(event);
       },
-      wake: this.#wake,
       seed,
       io: {
         openLoop: ({ engine }) => {

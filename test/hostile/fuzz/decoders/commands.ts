@@ -44,11 +44,10 @@ class End implements Disposable {
       settings,
       engines: 1,
       engine: 0,
-      requests: new SharedRequests(this.requests.buffer),
+      requests: new SharedRequests(this.requests.news, this.requests.buffer),
       ring,
       bells: new EngineBells([ring]),
       onEvent: () => {},
-      wake: undefined,
     });
     const { calls } = this.host;
     this.localId = calls.reserve();

@@ -4,6 +4,7 @@ import test from 'node:test';
 import { PartTable } from '#lib/transport/part-table.js';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '#lib/agent/backend.js';
 import { OutQueue } from '#lib/group/network/out-queue.js';
+import { MAX_RANGE_BYTES } from '#lib/transport/send/range-list.js';
 import fc from '../../../support/fast-check.ts';
 
 const window = (name: string): BackendRemoteRegion => ({ name }) as unknown as BackendRemoteRegion;
@@ -136,4 +137,41 @@ test('posted means that the carrier needs no further call: what it holds back is
   channel.needsCalls = false;
   assert.ok(queue.isPosted);
   assert.ok(!queue.isDelivered);
+});
+
+test('rows of a table are no longer than it takes: those go alone, as those do for which it has no place', async () => {
+  const channel = new PretendedChannel();
+  channel.room = 100;
+  const rows = PartTable.ofCount(3);
+  const shareParts = async () => ({
+    put: (first: number, count: number) => {
+      const ranges = Array.from(
+        { length: count },
+        (_, at) => `${rows.localOffset[first + at]}+${rows.bytes[first + at]}`,
+      );
+      channel.operations.push(`rows ${ranges.join(' ')}`);
+      return true;
+    },
+    release: async () => {},
+  });
+  const local = {} as unknown as BackendRegion;
+  const shared = Object.assign(channel, { shareParts }) as unknown as BackendChannel;
+  const queue = new OutQueue({ channel: shared, local, remotes: windows, rows, rowWindow: 1 });
+  await queue.use(local, windows);
+  queue.begin();
+  const half = MAX_RANGE_BYTES / 2;
+  for (const at of [0, 1, 2]) queue.putRow(at * half, 100_000 + at * half, half);
+  queue.putRow(200_000, 0, MAX_RANGE_BYTES + 1);
+  queue.putRow(300_000, 0, 0);
+  queue.putRow(400_000, 8, 16);
+  queue.putRow(500_000, 64, 16);
+  queue.signal(0, 8);
+  queue.advance();
+  assert.deepEqual(channel.operations, [
+    `rows 0+${2 * half} ${2 * half}+${half}`,
+    `put 1 200000 0 ${MAX_RANGE_BYTES + 1}`,
+    'rows 400000+16',
+    'put 1 500000 64 16',
+    'signal 0 8 1',
+  ]);
 });

@@ -48,13 +48,12 @@ class Sides {
       cancel: (handle: number) => this.cancelled.push(handle),
     } as unknown as TransportConnection;
     this.channels = new EngineChannels({
-      requests: new SharedRequests(this.requests.buffer),
+      requests: new SharedRequests(this.requests.news, this.requests.buffer),
       connection: () => connection,
       find: () => connection,
       region: () => ({}) as never,
       follow: (handle, name) => this.names.set(handle, name),
       onFailure: (channel, error) => this.#told.push(() => this.pool.failed(channel, error)),
-      onNews: () => {},
     });
     this.group = {
       requests: this.requests,
