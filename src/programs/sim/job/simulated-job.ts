@@ -387,6 +387,8 @@ class SimulatedWake extends WakeWord {
 /** All ranks of the job, which have met: their store is the job itself. */
 class SimulatedGroup implements RankGroup {
   readonly rank: number;
+  readonly worldRank: number;
+  readonly machineRank: number;
   readonly size: number;
   readonly ranks: readonly number[];
   readonly topology: Topology;
@@ -397,20 +399,14 @@ class SimulatedGroup implements RankGroup {
 
   constructor(job: SimulatedJob, rank: number, settings: Settings) {
     this.rank = rank;
+    this.worldRank = rank;
+    this.machineRank = rank;
     this.#job = job;
     this.ranks = Array.from({ length: job.options.ranks }, (_, other) => other);
     this.size = this.ranks.length;
     const hosts = this.ranks.map((other) => `host ${other}`);
     this.topology = new Topology(rank, hosts);
     this.settings = settings;
-  }
-
-  get worldRank(): number {
-    return this.rank;
-  }
-
-  get machineRank(): number {
-    return this.rank;
   }
 
   get store(): Store {
