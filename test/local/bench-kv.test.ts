@@ -58,6 +58,21 @@ for (const backend of sampled(['multipath', 'local'] as const, 2)) {
   });
 }
 
+test('bench kv refuses more pages than a transfer moves', async () => {
+  const { status, stderr } = await bench(
+    '--role',
+    'client',
+    '--tokens',
+    '131072',
+    '--page-tokens',
+    '1',
+    '--timeout',
+    '200',
+  );
+  assert.equal(status, 2);
+  assert.match(stderr, /Invalid --tokens: expected fewer: 2005632 pages of a request are above 1048576, got 131072/);
+});
+
 test('bench kv refuses pools that no memory holds, and tells the server', async () => {
   const port = String(await freePort());
   const [server, client] = await Promise.all([

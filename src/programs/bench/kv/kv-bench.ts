@@ -6,6 +6,7 @@ import {
   type Selection,
   type Transfer,
 } from '../../../agent/index.ts';
+import { MAX_SELECTED } from '../../../agent/transfer-plan.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import {
   measureInTurn,
@@ -60,14 +61,13 @@ const MAX_POOL_BYTES = 2 ** 32 - 2 ** 20;
 const [SEED_HERE, SEED_THERE] = [67, 1067];
 const PREPARATIONS = 3;
 
-/** Fails with WL_INVALID_ARGUMENT for pools that no memory of an agent can hold. */
+/** Fails with WL_INVALID_ARGUMENT for pools that no memory of an agent can hold, and more pages than one transfer moves. */
 export function pointsOf({ tokens, pageTokens, requests }: KvBenchWorkload): readonly KvPoint[] {
   const points = tokens.flatMap((each) => pageTokens.map((page) => ({ tokens: each, pageTokens: page, requests })));
-  for (const point of points) {
-    const { poolBytes } = planKv(point);
-    if (poolBytes > MAX_POOL_BYTES) {
-      throw invalidArgument('tokens', point.tokens, `fewer: pools of ${poolBytes} bytes are above ${MAX_POOL_BYTES}`);
-    }
+  for (const [point, { poolBytes, ranges }] of points.map((one) => [one, planKv(one)] as const)) {
+    const tooMuch = (what: string): WeftlineError => invalidArgument('tokens', point.tokens, `fewer: ${what}`);
+    if (poolBytes > MAX_POOL_BYTES) throw tooMuch(`pools of ${poolBytes} bytes are above ${MAX_POOL_BYTES}`);
+    if (ranges > MAX_SELECTED) throw tooMuch(`${ranges} pages of a request are above ${MAX_SELECTED}`);
   }
   return points;
 }
