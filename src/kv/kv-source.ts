@@ -172,9 +172,14 @@ export class Sources {
     let source = this.#known.get(key);
     if (source?.incarnation !== incarnation) {
       const read = await this.#read(peer, table, wait);
-      await this.#forget(key, peer, incarnation);
-      source = new Source(this.#parts, { peer, incarnation, table, ...read });
+      // Meanwhile the peer may have begun anew, and another call may have found the store.
+      this.#tableOf(ticket);
+      const known = this.#known.get(key);
+      source =
+        known?.incarnation === incarnation ? known : new Source(this.#parts, { peer, incarnation, table, ...read });
       this.#known.set(key, source);
+      if (known !== undefined && known !== source) await known.close(isOver(peer));
+      await this.#forget(source);
     }
     const { ranges, places } = source;
     const isWithin = blocks.every((block) => block < ranges.blocks) && (lease?.slot ?? 0) < places.leases;
@@ -189,14 +194,14 @@ export class Sources {
     this.#known.clear();
   }
 
-  /** The source under the key, which another one takes the place of, and those of the peer whose tables are no more. */
-  async #forget(key: string, peer: string, incarnation: string): Promise<void> {
+  /** Forgets what is known of earlier lives of the peer, and of its stores that are no more. */
+  async #forget({ peer, incarnation }: Source): Promise<void> {
     const tables = this.#parts.agent.remoteMemory(peer).map(({ number }) => number);
-    for (const [other, source] of this.#known) {
+    for (const [key, source] of this.#known) {
       const isThere = source.incarnation === incarnation && tables.includes(source.table.number);
-      if (other !== key && (source.peer !== peer || isThere)) continue;
-      this.#known.delete(other);
-      await source.close(new WeftlineError('WL_STALE', `Agent ${quote(peer)} has closed the KV store, or began anew`));
+      if (source.peer !== peer || isThere) continue;
+      this.#known.delete(key);
+      await source.close(isOver(peer));
     }
   }
 
@@ -231,4 +236,8 @@ export class Sources {
       await copy.close();
     }
   }
+}
+
+function isOver(peer: string): WeftlineError {
+  return new WeftlineError('WL_STALE', `Agent ${quote(peer)} has closed the KV store, or began anew`);
 }

@@ -322,6 +322,19 @@ for (const path of ['local', 'multipath'] as const) {
   });
 }
 
+for (const path of ['local', 'multipath'] as const) {
+  test(`${path}: the first calls to a store may come at once`, async () => {
+    await using pair = await openPair(path);
+    const { store, reader, here } = pair;
+    await pair.put('a', 'b', 'c');
+    const leases = ['a', 'b', 'c'].map((key) => reader.open(store.ticket([key])));
+    const reads = leases.map((lease, place) => lease.read([place]));
+    const renewals = leases.map((lease) => lease.renew());
+    assert.deepEqual(outcomes(here, (await Promise.all(reads)).flat()), ['hit', 'hit', 'hit']);
+    assert.deepEqual(await Promise.all(renewals), [true, true, true]);
+  });
+}
+
 test('a ticket may be of more ranges than one selection names', async () => {
   await using there = await Agent.create('there', { backends: ['local'], token: 'secret' });
   await using here = await Agent.create('here', { backends: ['local'], token: 'secret' });
