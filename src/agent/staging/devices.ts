@@ -8,7 +8,8 @@ import type { BackendRegion } from '../backend.ts';
 import { type MakeStorage, plainStorage, type RingShape } from './ring.ts';
 
 /** `out`: from the device's memory to a ring. `in`: from a ring to the device's memory, where additions are made too. */
-export type CopyWay = 'out' | 'in';
+const ways = ['out', 'in'] as const;
+export type CopyWay = (typeof ways)[number];
 
 /** Ranges of a device's memory, each with its place in a ring, that are copied together. Made once and filled again. */
 export class CopyRun {
@@ -109,13 +110,6 @@ export interface StagingGpu {
 /** `shape`: of this side's own rings. */
 export type OpenGpu = (ordinal: number, settings: Settings, shape: RingShape) => Promise<StagingGpu>;
 
-/** What was under way on a device at some moment. */
-interface Fence {
-  readonly copies: DeviceCopies;
-  readonly out: number;
-  readonly in: number;
-}
-
 /** The devices of a staging thread: host memory, and GPUs from their first memory on. */
 export class DeviceTable {
   readonly #openGpu: (ordinal: number) => Promise<StagingGpu>;
@@ -155,12 +149,8 @@ export class DeviceTable {
 
   /** Tells whether everything is done that devices have under way now. A device that has failed does nothing more. */
   fence(): () => boolean {
-    const fences: Fence[] = this.#gpus.map(({ copies }) => ({
-      copies,
-      out: copies.latest('out'),
-      in: copies.latest('in'),
-    }));
-    return () => fences.every((fence) => isDone(fence, 'out') && isDone(fence, 'in'));
+    const marks = this.#gpus.flatMap(({ copies }) => ways.map((way) => ({ copies, way, ticket: copies.latest(way) })));
+    return () => marks.every(isDone);
   }
 
   async close(): Promise<void> {
@@ -170,9 +160,9 @@ export class DeviceTable {
   }
 }
 
-function isDone(fence: Fence, way: CopyWay): boolean {
+function isDone({ copies, way, ticket }: { copies: DeviceCopies; way: CopyWay; ticket: number }): boolean {
   try {
-    return fence.copies.isDone(way, fence[way]);
+    return copies.isDone(way, ticket);
   } catch (error) {
     if (error instanceof WeftlineError) return true;
     throw error;

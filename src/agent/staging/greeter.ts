@@ -67,6 +67,7 @@ const greeting = z.discriminatedUnion('is', [hello, welcome, goodbye]);
 
 type Greeting = z.infer<typeof greeting>;
 export type Hello = Extract<Greeting, { is: 'hello' }>;
+type Side = 'sender' | 'receiver';
 
 function encodeGreeting(words: Greeting): Uint8Array {
   const plain = Object.entries(words).map(([name, value]) => [
@@ -76,45 +77,27 @@ function encodeGreeting(words: Greeting): Uint8Array {
   return Buffer.from(JSON.stringify(Object.fromEntries(plain)));
 }
 
-/** Fails with WL_PROTOCOL for anything else. */
-function decodeGreeting(message: Uint8Array, peer: string): Greeting {
+/** Greetings that make no sense are none: nothing was promised to who sends them. */
+function decodeGreeting(message: Uint8Array): Greeting | undefined {
   try {
     return greeting.parse(JSON.parse(Buffer.from(message).toString('utf8')));
-  } catch (cause) {
-    throw new WeftlineError('WL_PROTOCOL', `The staging thread of ${peer} sent what is no greeting`, { cause });
+  } catch {
+    return undefined;
   }
 }
 
-function goodbyeOf(lane: number, from: 'sender' | 'receiver', error: unknown): Greeting {
-  const { code, message } = encodeError(error);
-  return { is: 'goodbye', lane, from, code, message };
-}
-
-/** Why the other side has left. */
-function reasonOf({ code, message }: { readonly code: string; readonly message: string }): WeftlineError {
-  return decodeError({ code, message, details: {} } as EncodedError);
-}
-
 interface GreeterOptions {
-  /** How peers reach this thread; it is asked for at each hello. */
-  readonly self: () => Pick<Hello, 'incarnation' | 'host' | 'process' | 'connectionInfo'>;
+  /** How peers reach this thread. */
+  readonly self: Pick<Hello, 'incarnation' | 'host' | 'process' | 'connectionInfo'>;
   /** A peer wants to send pieces. */
   readonly onHello: (peer: string, hello: Hello) => void;
-  /** The peer that sends pieces on its lane of that number has left. */
-  readonly onSenderLeft: (peer: string, lane: number, why: WeftlineError) => void;
-  /** The peer that takes pieces of this side's lane has left. */
-  readonly onReceiverLeft: (peer: string, lane: number, why: WeftlineError) => void;
+  /** The peer has left: the side that sends pieces on its lane of that number, or takes those of this side's lane. */
+  readonly onLeft: (peer: string, from: Side, lane: number, why: WeftlineError) => void;
 }
 
 interface Expected {
   readonly peer: string;
   answer: Uint8Array | WeftlineError | undefined;
-}
-
-interface Goodbye {
-  readonly lane: number;
-  readonly from: 'sender' | 'receiver';
-  readonly error: unknown;
 }
 
 export class Greeter {
@@ -135,7 +118,7 @@ export class Greeter {
     const expected: Expected = { peer, answer: undefined };
     this.#expected.set(lane.lane, expected);
     const timeoutMs = Math.ceil(deadline.leftMs);
-    const words = encodeGreeting({ is: 'hello', timeoutMs, ...lane, ...this.#options.self() });
+    const words = encodeGreeting({ is: 'hello', timeoutMs, ...lane, ...this.#options.self });
     const what = `The greeting of the staging thread of ${peer}`;
     try {
       await patiently(() => link.notify(words), deadline, what);
@@ -160,34 +143,32 @@ export class Greeter {
   }
 
   /** A peer that cannot hear it notices the end of the link. */
-  sayGoodbye(link: BackendLink, { lane, from, error }: Goodbye): void {
+  sayGoodbye(link: BackendLink, from: Side, lane: number, error: unknown): void {
+    const { code, message } = encodeError(error);
     try {
-      link.notify(encodeGreeting(goodbyeOf(lane, from, error)));
+      link.notify(encodeGreeting({ is: 'goodbye', lane, from, code, message }));
     } catch {
       // It is gone, or takes no messages.
     }
   }
 
-  /** Inside `poll`. Greetings that make no sense are ignored: nothing was promised to who sends them. */
+  /** Inside `poll`. */
   hear(peer: string, message: Uint8Array): void {
-    const { onHello, onSenderLeft, onReceiverLeft } = this.#options;
-    let words;
-    try {
-      words = decodeGreeting(message, peer);
-    } catch {
-      return;
-    }
+    const words = decodeGreeting(message);
+    if (words === undefined) return;
     if (words.is === 'hello') {
-      onHello(peer, words);
+      this.#options.onHello(peer, words);
       return;
     }
     const expected = this.#expected.get(words.lane);
     const isExpected = expected?.peer === peer;
     if (words.is === 'welcome') {
       if (isExpected) expected.answer = words.ring;
-    } else if (words.from === 'sender') onSenderLeft(peer, words.lane, reasonOf(words));
-    else if (isExpected) expected.answer = reasonOf(words);
-    else onReceiverLeft(peer, words.lane, reasonOf(words));
+      return;
+    }
+    const why = decodeError({ code: words.code, message: words.message, details: {} } as EncodedError);
+    if (words.from === 'receiver' && isExpected) expected.answer = why;
+    else this.#options.onLeft(peer, words.from, words.lane, why);
   }
 }
 
@@ -213,13 +194,14 @@ export class InnerLinks {
 
   async use(peer: BackendPeer, options: ConnectOptions): Promise<LinkUse> {
     const key = `${peer.incarnation} ${Buffer.from(peer.connectionInfo).toString('base64')}`;
+    const forget = (entry: Entry): void => void (this.#entries.get(key) === entry && this.#entries.delete(key));
     let entry = this.#entries.get(key);
     if (entry !== undefined) {
       // Counted before the wait, in which others may give the link back.
       entry.users++;
       if (await isOver(entry.link)) {
         entry.users--;
-        if (this.#entries.get(key) === entry) this.#entries.delete(key);
+        forget(entry);
         entry = this.#entries.get(key);
         if (entry !== undefined) entry.users++;
       }
@@ -234,22 +216,21 @@ export class InnerLinks {
       if (isGivenBack) return;
       isGivenBack = true;
       if (--mine.users > 0) return;
-      if (this.#entries.get(key) === mine) this.#entries.delete(key);
+      forget(mine);
       await (await mine.link).close();
     };
     try {
       return { link: await mine.link, giveBack };
     } catch (error) {
-      if (this.#entries.get(key) === mine) this.#entries.delete(key);
+      forget(mine);
       throw error;
     }
   }
 }
 
 async function isOver(link: Promise<BackendLink>): Promise<boolean> {
-  try {
-    return (await link).error !== undefined;
-  } catch {
-    return true;
-  }
+  return link.then(
+    ({ error }) => error !== undefined,
+    () => true,
+  );
 }

@@ -147,6 +147,10 @@ export class Job {
     return this.#row === this.#end;
   }
 
+  get isUnderWay(): boolean {
+    return !this.isOver && this.#open > 0;
+  }
+
   uses(memory: StagedMemory): boolean {
     return !this.isOver && this.#options.locals.includes(memory);
   }
@@ -259,6 +263,8 @@ interface Track {
   sent: number;
   returned: number;
   closed: number;
+  /** No piece is opened on any channel before so many have come back on this one. */
+  fence: number;
 }
 
 /** Slots that are filled between two looks at what can be sent. */
@@ -282,7 +288,8 @@ export class Lane {
   /** Jobs in order; those before `#head` have opened all their pieces. */
   readonly #queue: Job[] = [];
   #head = 0;
-  #error: WeftlineError | undefined;
+  /** Why nothing goes on it any more. */
+  error: WeftlineError | undefined;
 
   /** Each job knows when its pieces have come back if there is no carrier. */
   constructor(ring: RingMemory, carrier?: LaneCarrier) {
@@ -296,12 +303,9 @@ export class Lane {
       sent: 0,
       returned: 0,
       closed: 0,
+      fence: 0,
     }));
     this.#pieces = Array.from({ length: slots }, () => new Piece());
-  }
-
-  get error(): WeftlineError | undefined {
-    return this.#error;
   }
 
   /** Nothing is under way. */
@@ -311,21 +315,23 @@ export class Lane {
 
   /** A job that has begun. One without pieces is over at once. */
   enqueue(job: Job): void {
-    if (this.#error === undefined && !job.isCut) this.#queue.push(job);
-    else job.finish(this.#error);
+    if (this.error === undefined && !job.isCut) this.#queue.push(job);
+    else job.finish(this.error);
   }
 
   /** The job ends; pieces of it that were opened go on as nobody's. */
   end(job: Job, error: WeftlineError): void {
     const at = this.#queue.indexOf(job, this.#head);
     if (at >= 0) this.#queue.splice(at, 1);
+    // ORDER: what was sent of it must not come behind what is posted next, on another channel, to the same place.
+    if (job.isUnderWay) for (const track of this.#tracks) track.fence = track.opened;
     job.finish(error);
   }
 
   /** All jobs end, and none begins any more. */
   fail(error: WeftlineError): void {
-    if (this.#error !== undefined) return;
-    this.#error = error;
+    if (this.error !== undefined) return;
+    this.error = error;
     const jobs = [...this.#pieces.map(({ job }) => job), ...this.#queue.splice(0)];
     this.#head = 0;
     for (const job of jobs) job?.finish(error);
@@ -333,7 +339,7 @@ export class Lane {
 
   /** Goes on with everything. True if something moved. */
   step(): boolean {
-    if (this.#error !== undefined || this.isIdle) return false;
+    if (this.error !== undefined || this.isIdle) return false;
     const before = this.#moves;
     const channels = this.#tracks.length;
     for (let channel = 0; channel < channels; channel++) {
@@ -375,7 +381,7 @@ export class Lane {
     return false;
   }
 
-  /** The one with the fewest pieces on their way; they differ in speed. -1 if all slots are taken. */
+  /** The one with the fewest pieces on their way; they differ in speed. -1 if all slots are taken, or fenced. */
   #freestChannel(): number {
     const tracks = this.#tracks;
     let best = -1;
@@ -383,7 +389,8 @@ export class Lane {
     for (let look = 0; look < tracks.length; look++) {
       // Channels that have the same take turns.
       const channel = (this.#opened + look) % tracks.length;
-      const { slots, opened, returned, closed } = tracks[channel]!;
+      const { slots, opened, returned, closed, fence } = tracks[channel]!;
+      if (returned < fence) return -1;
       if (opened - closed === slots || opened - returned >= least) continue;
       least = opened - returned;
       best = channel;

@@ -5,7 +5,7 @@ import { PartTable } from '../../transport/part-table.ts';
 import type { BackendChannel, BackendRemoteRegion, BackendTransfer, PutPlace } from '../backend.ts';
 import type { MemoryTable, StagedMemory } from './devices.ts';
 import { capacityFor, Job, type PeerMemory, type Piece, type PieceWay } from './lane.ts';
-import { MAX_PIECE_FRAGMENTS, pieceKinds } from './ring.ts';
+import { MAX_PIECE_FRAGMENTS, pieceKinds, type RingMemory } from './ring.ts';
 import type { SendLane } from './send-lane.ts';
 import { STAGED_OPERATIONS } from './staging-board.ts';
 import type { StagedPlan } from './staging-thread.ts';
@@ -84,15 +84,16 @@ class SlotTransfers implements PieceWay {
 export class DirectChannel implements PieceWay {
   readonly sendsFromPlace = false;
   readonly #channel: BackendChannel;
-  readonly #lane: Pick<SendLane, 'ring' | 'local'>;
+  readonly #ring: RingMemory;
   /** What the channel will have delivered when a slot is free, by slot. */
   readonly #marks: Float64Array;
-  #place: PutPlace | undefined;
+  readonly #place: PutPlace;
 
-  constructor(channel: BackendChannel, lane: Pick<SendLane, 'ring' | 'local'>) {
+  constructor(channel: BackendChannel, { ring, local }: Pick<SendLane, 'ring' | 'local'>) {
     this.#channel = channel;
-    this.#lane = lane;
-    this.#marks = new Float64Array(lane.ring.shape.slots);
+    this.#ring = ring;
+    this.#place = { local, localOffset: 0, remote: { bytes: 0 }, remoteOffset: 0, bytes: 0 };
+    this.#marks = new Float64Array(ring.shape.slots);
   }
 
   placeOf(): number {
@@ -103,17 +104,13 @@ export class DirectChannel implements PieceWay {
     const channel = this.#channel;
     const remote = piece.remote as BackendRemoteRegion;
     const remoteOffset = piece.remoteOffset[0]!;
-    let isSent;
-    if (piece.kind === pieceKinds.signal) isSent = channel.signal(remote, remoteOffset, piece.increment);
-    else {
-      const { local, ring } = this.#lane;
-      const place = (this.#place ??= { local, localOffset: 0, remote, remoteOffset, bytes: 0 });
-      place.localOffset = ring.slotOffset(slot);
-      place.remote = remote;
-      place.remoteOffset = remoteOffset;
-      place.bytes = piece.length;
-      isSent = channel.put(place);
-    }
+    const place = this.#place;
+    place.localOffset = this.#ring.slotOffset(slot);
+    place.remote = remote;
+    place.remoteOffset = remoteOffset;
+    place.bytes = piece.length;
+    const isSignal = piece.kind === pieceKinds.signal;
+    const isSent = isSignal ? channel.signal(remote, remoteOffset, piece.increment) : channel.put(place);
     if (isSent) this.#marks[slot] = channel.posted;
     return isSent;
   }
@@ -158,13 +155,15 @@ interface PreparedTransferParts {
 }
 
 export class PreparedTransfer implements Prepared {
+  readonly holdsPlaces: boolean;
   readonly lane: SendLane;
   readonly #plan: StagedPlan;
   readonly #parts: PartTable;
-  readonly #locals: readonly StagedMemory[];
   readonly #slots: SlotTransfers | undefined;
   readonly #job: Job;
   #capacity: number;
+  /** It goes behind the present post. */
+  #message: ReturnType<SendLane['messages']['add']> | undefined;
 
   static async make(lane: SendLane, parts: PreparedTransferParts): Promise<PreparedTransfer> {
     const isDirect = lane.session === undefined;
@@ -179,7 +178,7 @@ export class PreparedTransfer implements Prepared {
     this.lane = lane;
     this.#plan = plan;
     this.#parts = PartTable.over(plan.parts);
-    this.#locals = locals;
+    this.holdsPlaces = locals.some(({ region }) => region !== undefined);
     this.#slots = slots;
     this.#capacity = this.#capacityNow();
     this.#job = new Job({
@@ -190,7 +189,7 @@ export class PreparedTransfer implements Prepared {
       remotes,
       onEnd: (error) => {
         traceEnd('staging.transfer', plan.number);
-        lane.messages.settle(plan.number, error === undefined);
+        if (this.#message !== undefined) lane.messages.settle(this.#message, error === undefined);
         onEnd(error);
       },
     });
@@ -199,7 +198,7 @@ export class PreparedTransfer implements Prepared {
   post(messageBytes: number): void {
     const { number, isBySelection } = this.#plan;
     traceBegin('staging.transfer', number);
-    if (messageBytes >= 0) this.lane.messages.add(number, messageBytes);
+    this.#message = messageBytes < 0 ? undefined : this.lane.messages.add(messageBytes);
     if (isBySelection) this.#capacity = this.#capacityNow();
     this.#job.begin(0, this.#parts.count, this.#capacity);
     this.lane.lane.enqueue(this.#job);
@@ -217,10 +216,6 @@ export class PreparedTransfer implements Prepared {
 
   stop(): void {
     this.fail(new WeftlineError('WL_CLOSED', 'The transfer was closed'));
-  }
-
-  get holdsPlaces(): boolean {
-    return this.#locals.some(({ region }) => region !== undefined);
   }
 
   async close(): Promise<void> {

@@ -76,7 +76,8 @@ export class ReceiveSession {
     for (let channel = 0; channel < channels.count; channel++) {
       const track = this.#tracks[channel]!;
       const arrived = channels.arrived(channel);
-      const [waiting, unanswered] = [arrived - track.started, track.started - track.told];
+      const waiting = arrived - track.started;
+      const unanswered = track.started - track.told;
       if (waiting < 0 || waiting + unanswered > track.slots) {
         throw this.#protocol(
           `${waiting} more pieces, ${unanswered} unanswered ones, on a channel with ${track.slots} slots`,
@@ -302,7 +303,7 @@ export class ReceiveSessions {
       guest.isWelcome = true;
     } catch (error) {
       log('agent', 'warn', `no pieces from ${peer}: ${asWeftlineError(error).message}`);
-      this.#end(guest, asWeftlineError(error), true);
+      if (this.#guests.has(guest)) this.#end(guest, asWeftlineError(error), true);
       await guest.ending;
     }
   }
@@ -368,8 +369,7 @@ export class ReceiveSessions {
   #end(guest: Guest, why: WeftlineError, isOwn: boolean): void {
     if (guest.ending !== undefined) return;
     const { peer, lane, uses } = guest;
-    for (const { link } of isOwn ? uses : [])
-      this.#options.greeter.sayGoodbye(link, { lane, from: 'receiver', error: why });
+    for (const { link } of isOwn ? uses : []) this.#options.greeter.sayGoodbye(link, 'receiver', lane, why);
     guest.ending = endRing({ ...guest, fence: this.#options.fence })
       .catch((error: unknown) =>
         log('agent', 'warn', `a ring for pieces of ${peer} was not freed: ${asWeftlineError(error).message}`),

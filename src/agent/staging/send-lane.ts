@@ -19,7 +19,7 @@ import {
   RingMemory,
   type RingShape,
 } from './ring.ts';
-import { MessageQueue, StagedMessages } from './staging-board.ts';
+import { MessageQueue } from './staging-board.ts';
 import type { LaneOptions, RemoteMemoryName, StagedName } from './staging-thread.ts';
 
 const head = wordOffsets(pieceHead);
@@ -85,7 +85,8 @@ export class SendSession implements LaneCarrier, PieceWay {
     putWide(words, at + head.sum, Math.max(sum, 0));
     words[at + head.hasSum] = sum < 0 ? 0 : 1;
     words[this.ring.statusOffset(slot) / 4] = pieceStatuses.good;
-    for (let [range, first] = [0, at + HEAD_WORDS]; range < count; range++, first += FRAGMENT_WORDS) {
+    for (let range = 0; range < count; range++) {
+      const first = at + HEAD_WORDS + range * FRAGMENT_WORDS;
       putWide(words, first + fragment.remoteOffset, piece.remoteOffset[range]!);
       words[first + fragment.bytes] = piece.bytes[range]!;
       words[first + fragment.slotOffset] = piece.place[range]!;
@@ -237,7 +238,7 @@ export class SendLane {
     this.session = session;
     this.link = uses[0]!.link;
     this.lane = new Lane(ring, session);
-    this.messages = new MessageQueue(new StagedMessages(messages), this.link);
+    this.messages = new MessageQueue(messages, this.link);
   }
 
   /** Why nothing goes on it any more. */
@@ -274,6 +275,6 @@ export class SendLane {
 
 async function end(held: Held, { id, greeter, fence }: SendLaneParts, error: unknown): Promise<void> {
   const link = held.uses[1]?.link;
-  if (link !== undefined) greeter.sayGoodbye(link, { lane: id, from: 'sender', error });
+  if (link !== undefined) greeter.sayGoodbye(link, 'sender', id, error);
   await endRing({ ...held, fence });
 }

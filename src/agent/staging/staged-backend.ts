@@ -114,25 +114,24 @@ class StagedBackend<Name extends string> implements Backend<Name> {
   }
 
   async #close(): Promise<void> {
-    const ends = await Promise.allSettled([this.#starting?.then((thread) => thread.stop()), this.#host.close()]);
-    for (const end of ends) if (end.status === 'rejected' && end.reason !== this.#startFailure) throw end.reason;
+    // Whoever asked for a thread that did not start has heard why.
+    const stopping = this.#starting?.then(
+      (thread) => thread.stop(),
+      () => {},
+    );
+    const ends = await Promise.allSettled([stopping, this.#host.close()]);
+    for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }
-
-  #startFailure: unknown;
 
   /** Started when memory is staged for the first time. */
   async #staging(): Promise<StagingThread> {
-    this.#starting ??= StagingThread.start(this.name, this.#context).then(
-      (thread) => {
-        this.#thread = thread;
-        return thread;
-      },
-      (error: unknown) => {
-        this.#startFailure = error;
-        this.#starting = undefined;
-        throw error;
-      },
-    );
-    return this.#starting;
+    this.#starting ??= StagingThread.start(this.name, this.#context);
+    try {
+      this.#thread = await this.#starting;
+      return this.#thread;
+    } catch (error) {
+      this.#starting = undefined;
+      throw error;
+    }
   }
 }

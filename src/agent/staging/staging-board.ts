@@ -142,57 +142,52 @@ function roomOf(bytes: number): number {
   return alignUp(Math.max(bytes, 1), 8);
 }
 
-interface Entry {
-  readonly transfer: number;
+/** A message behind the data of a post: it goes when that has ended, if it ended well. */
+interface Message {
   readonly bytes: number;
-  state: 'waiting' | 'ready' | 'dropped';
+  isGood: boolean | undefined;
 }
 
-/** Messages of the transfers of one lane: each goes out behind its data, in the order of posting. */
+/** Messages of the transfers of one lane, in the order of posting. */
 export class MessageQueue {
-  readonly #messages: StagedMessages;
+  readonly #ring: StagedMessages;
   /** The link to the peer's agent. */
   readonly #link: BackendLink;
-  readonly #entries: Entry[] = [];
+  readonly #waiting: Message[] = [];
 
-  constructor(messages: StagedMessages, link: BackendLink) {
-    this.#messages = messages;
+  constructor(buffer: SharedArrayBuffer, link: BackendLink) {
+    this.#ring = new StagedMessages(buffer);
     this.#link = link;
   }
 
   /** Messages wait that could go. */
   get isStuck(): boolean {
-    return this.#entries[0]?.state === 'ready';
+    return this.#waiting[0]?.isGood === true;
   }
 
-  /** A transfer was posted with the next message of the ring. */
-  add(transfer: number, bytes: number): void {
-    this.#entries.push({ transfer, bytes, state: 'waiting' });
+  /** A post comes with the next message of the ring. */
+  add(bytes: number): Message {
+    const message = { bytes, isGood: undefined };
+    this.#waiting.push(message);
+    return message;
   }
 
-  /** The post of that transfer has ended. */
-  settle(transfer: number, isGood: boolean): void {
-    const entry = this.#entries.find((known) => known.transfer === transfer && known.state === 'waiting');
-    if (entry !== undefined) entry.state = isGood ? 'ready' : 'dropped';
+  /** The post of that message has ended. */
+  settle(message: Message, isGood: boolean): void {
+    message.isGood = isGood;
     this.send();
   }
 
-  /** Sends what can go. */
+  /** Sends what can go. A message that the peer will never take is dropped. */
   send(): void {
-    for (let entry = this.#entries[0]; entry !== undefined && entry.state !== 'waiting'; entry = this.#entries[0]) {
-      if (entry.state === 'ready' && !this.#deliver(entry.bytes)) return;
-      this.#messages.drop(entry.bytes);
-      this.#entries.shift();
-    }
-  }
-
-  /** False while the peer does not take messages; one that it will never take is dropped. */
-  #deliver(bytes: number): boolean {
-    try {
-      this.#link.notify(this.#messages.read(bytes));
-      return true;
-    } catch (error) {
-      return !(error instanceof WeftlineError && error.code === 'WL_BUSY');
+    for (let next = this.#waiting[0]; next?.isGood !== undefined; next = this.#waiting[0]) {
+      try {
+        if (next.isGood) this.#link.notify(this.#ring.read(next.bytes));
+      } catch (error) {
+        if (error instanceof WeftlineError && error.code === 'WL_BUSY') return;
+      }
+      this.#ring.drop(next.bytes);
+      this.#waiting.shift();
     }
   }
 }

@@ -78,14 +78,9 @@ export class StagingHost implements StagingCalls {
 
   static async create(options: StagingHostOptions): Promise<StagingHost> {
     const { data, createBackend, wake } = options;
-    const { agentName, incarnation, settings, token, host } = data;
     let made: StagingHost | undefined;
     const context: BackendContext = {
-      agentName,
-      incarnation,
-      settings,
-      token,
-      host,
+      ...data,
       ownThread: true,
       wake,
       deliver: (peer, message) => made?.hear(peer, message),
@@ -107,11 +102,11 @@ export class StagingHost implements StagingCalls {
     this.#devices = new DeviceTable((ordinal) => openGpu(ordinal, settings, this.#shape));
     const { connectionInfo } = backend;
     this.#greeter = new Greeter({
-      self: () => ({ incarnation, host: hostIdentity(), process: process.pid, connectionInfo }),
+      self: { incarnation, host: hostIdentity(), process: process.pid, connectionInfo },
       onHello: (peer, hello) => void this.#receivers.receive(peer, hello),
-      onSenderLeft: (peer, lane, why) => this.#receivers.leave(peer, lane, why),
-      onReceiverLeft: (peer, number, why) => {
-        for (const lane of this.#lanes.values()) if (lane.id === number && lane.peer === peer) lane.lane.fail(why);
+      onLeft: (peer, from, number, why) => {
+        if (from === 'sender') this.#receivers.leave(peer, number, why);
+        else for (const lane of this.#lanes.values()) if (lane.id === number && lane.peer === peer) lane.lane.fail(why);
       },
     });
     this.#receivers = new ReceiveSessions({
@@ -146,11 +141,7 @@ export class StagingHost implements StagingCalls {
       if (lane.step()) hasNews = true;
       if (lane.lane.error !== undefined && !this.#failedLanes.has(lane)) this.#laneFailed(lane, lane.lane.error);
     }
-    for (const settling of this.#settling) {
-      if (!settling.isOver()) continue;
-      this.#settling.delete(settling);
-      this.#tellFailed(settling.number, settling.error);
-    }
+    for (const settling of this.#settling) this.#settle(settling);
     return hasNews;
   }
 
@@ -214,7 +205,7 @@ export class StagingHost implements StagingCalls {
       if (error === undefined) {
         Atomics.store(this.#board.states, number, stagedStates.done);
         this.#tellAgent();
-      } else this.#settling.add({ number, error, isOver: this.#devices.fence() });
+      } else this.#settle({ number, error, isOver: this.#devices.fence() });
     };
     this.#prepared[number] = await PreparedTransfer.make(lane, { plan, locals, remotes, onEnd });
   }
@@ -240,11 +231,8 @@ export class StagingHost implements StagingCalls {
   async close(number: number): Promise<void> {
     this.#board.take(this.#carryOut);
     const lane = this.#lanes.get(number);
-    if (lane !== undefined) {
-      this.#lanes.delete(number);
-      await lane.close(new WeftlineError('WL_CLOSED', `The link to ${lane.peer} was closed`));
-      return;
-    }
+    this.#lanes.delete(number);
+    await lane?.close(new WeftlineError('WL_CLOSED', `The link to ${lane.peer} was closed`));
     const prepared = this.#prepared[number];
     if (prepared === undefined) return;
     prepared.stop();
@@ -282,6 +270,14 @@ export class StagingHost implements StagingCalls {
     this.#failedLanes.add(lane);
     for (const prepared of this.#prepared) if (prepared?.lane === lane) prepared.fail(error);
     this.#tellFailed(lane.number, error);
+  }
+
+  #settle(settling: Settling): void {
+    if (!settling.isOver()) this.#settling.add(settling);
+    else {
+      this.#settling.delete(settling);
+      this.#tellFailed(settling.number, settling.error);
+    }
   }
 
   #tellFailed(number: number, error: WeftlineError): void {

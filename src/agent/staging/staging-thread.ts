@@ -90,22 +90,30 @@ export interface StagingEvent {
 }
 
 export class StagingThread {
-  readonly board: StagingBoard;
+  readonly board: StagingBoard = new StagingBoard();
   /** How staging threads of peers reach it. */
-  readonly connectionInfo: Uint8Array;
-  readonly #wake: WakeWord;
+  connectionInfo: Uint8Array = new Uint8Array();
+  readonly #wake = new WakeWord();
   readonly #link: WorkerLink<StagingCalls, StagingEvent>;
   readonly #free: number[] = Array.from({ length: MAX_STAGED }, (_, index) => MAX_STAGED - 1 - index);
-  readonly #errors: Map<number, WeftlineError>;
+  readonly #errors = new Map<number, WeftlineError>();
 
   static async start(backend: string, context: BackendContext): Promise<StagingThread> {
+    const thread = new StagingThread(backend, context);
+    try {
+      thread.connectionInfo = await thread.call('start');
+      return thread;
+    } catch (error) {
+      await thread.stop().catch(() => {});
+      throw error;
+    }
+  }
+
+  private constructor(backend: string, context: BackendContext) {
     const { agentName, incarnation, settings, token, host, wake: agentWake } = context;
-    const wake = new WakeWord();
-    const board = new StagingBoard();
-    const errors = new Map<number, WeftlineError>();
-    const shared = { wake: wake.buffer, agentWake: agentWake.buffer, board: board.buffer };
+    const shared = { wake: this.#wake.buffer, agentWake: agentWake.buffer, board: this.board.buffer };
     const data: StagingThreadData = { backend, agentName, incarnation, settings, token, host, ...shared };
-    const link = new WorkerLink<StagingCalls, StagingEvent>({
+    this.#link = new WorkerLink<StagingCalls, StagingEvent>({
       entry: packageFile('./staging-worker.js', import.meta.url),
       name: 'staging',
       what: 'thread that stages memory of devices',
@@ -114,30 +122,10 @@ export class StagingThread {
       // An agent may be given less than it takes to start a thread; its own calls have their own deadlines.
       timeoutMs: Math.max(settings.timeoutMs, readSettings().timeoutMs),
       lateReason: 'it waits for a peer or a device',
-      onCall: () => wake.ring(),
-      onEvent: ({ number, error }) => errors.set(number, decodeError(error)),
+      onCall: () => this.#wake.ring(),
+      onEvent: ({ number, error }) => this.#errors.set(number, decodeError(error)),
       onEnd: () => agentWake.ring(),
     });
-    try {
-      return new StagingThread({ board, wake, link, errors, connectionInfo: await link.call('start') });
-    } catch (error) {
-      await link.stop().catch(() => {});
-      throw error;
-    }
-  }
-
-  private constructor(parts: {
-    readonly board: StagingBoard;
-    readonly wake: WakeWord;
-    readonly link: WorkerLink<StagingCalls, StagingEvent>;
-    readonly errors: Map<number, WeftlineError>;
-    readonly connectionInfo: Uint8Array;
-  }) {
-    this.board = parts.board;
-    this.#wake = parts.wake;
-    this.#link = parts.link;
-    this.#errors = parts.errors;
-    this.connectionInfo = parts.connectionInfo;
   }
 
   /** Why it does nothing any more; undefined while it does. */

@@ -238,3 +238,18 @@ test('a channel whose pieces do not come back holds up its own slots alone', () 
   while (lane.step());
   assert.equal(log.at(-1), 'a done');
 });
+
+test('what was sent of a job that was ended comes before the next job, whichever channels they take', () => {
+  const { lane, carrier } = openLane(2);
+  const log: string[] = [];
+  const first = new TestJob('a', 1, log);
+  lane.enqueue(first);
+  lane.step();
+  lane.end(first, new WeftlineError('WL_CLOSED', 'cancelled'));
+  lane.enqueue(new TestJob('b', 1, log));
+  while (lane.step());
+  assert.deepEqual(log.splice(0), ['open a0 in 0', 'send a0', 'a WL_CLOSED']);
+  carrier.backOf.set(0, 1);
+  while (lane.step());
+  assert.deepEqual(log, ['open b0 in 1', 'send b0']);
+});
