@@ -1,6 +1,7 @@
 // The text of kernels/cuda/include/weftline/abi.cuh: every layout and constant that CUDA kernels share with the host.
 import * as bench from './bench.ts';
 import * as collectives from './collectives.ts';
+import * as copyRanges from './copy-ranges.ts';
 import * as deviceApi from './device-api.ts';
 import * as elements from './element-formats.ts';
 import * as ep from './ep.ts';
@@ -19,6 +20,7 @@ import type { FieldType, Layout, Scalar } from './layout.ts';
 const layouts: readonly Layout[] = [
   bench,
   collectives,
+  copyRanges,
   deviceApi,
   elements,
   ep,
@@ -70,6 +72,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
     maxServed: network.EP_MAX_SERVED,
     arrivalStride: ep.EP_ARRIVAL_STRIDE,
   },
+  copy: { pieceBytes: copyRanges.COPY_PIECE_BYTES, rangesThreads: copyRanges.COPY_RANGES_THREADS },
   kv: { sumThreads: kv.KV_SUM_THREADS },
   network: { maxChannels: network.MAX_NETWORK_CHANNELS, lineBytes: network.NETWORK_LINE_BYTES },
   networkCell: network.networkCells,

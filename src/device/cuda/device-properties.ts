@@ -1,14 +1,32 @@
 // What one GPU is: read once from the driver.
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import { CUDA_SUCCESS, type CudaContext } from './cuda-context.ts';
+import { CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUDA_SUCCESS, type CudaContext } from './cuda-context.ts';
 import type { Out } from '../../native/library.ts';
 
-// Whether kernels of a GPU may add to words in memory of another one: over NVLink they may, over PCIe as a rule not.
+// Whether kernels of a GPU may use memory of another one, and add to words there: over NVLink they may, over PCIe as a rule not.
 
 /** CUpointer_attribute: the device on which the memory was allocated. */
 const DEVICE_ORDINAL = 9;
 /** CUdevice_P2PAttribute. */
 const NATIVE_ATOMICS_SUPPORTED = 3;
+
+/** True if kernels of a GPU can use what this process took at that address. Lets them use memory of another GPU. */
+export function letKernelsReach(context: CudaContext, address: number): boolean {
+  const [ordinal, peer, can, owner]: [Out, Out, Out, Out] = [[0], [0], [0], [0]];
+  context.call('cuPointerGetAttribute', ordinal, DEVICE_ORDINAL, address);
+  if (ordinal[0] === context.ordinal) return true;
+  context.call('cuDeviceGet', peer, ordinal[0]);
+  context.call('cuDeviceCanAccessPeer', can, context.device, peer[0]);
+  if (can[0] !== 1) return false;
+  // Whoever took the memory keeps its context.
+  context.call('cuDevicePrimaryCtxRetain', owner, peer[0]);
+  const status = context.status('cuCtxEnablePeerAccess', owner[0], 0);
+  context.call('cuDevicePrimaryCtxRelease', peer[0]);
+  if (status !== CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) {
+    context.check('cuCtxEnablePeerAccess', status, `access to GPU ${ordinal[0]}`);
+  }
+  return true;
+}
 
 /**
  * Why kernels cannot add atomically to memory that is mapped at `address`, as the end of a sentence that names both GPUs. Undefined

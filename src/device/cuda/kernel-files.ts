@@ -18,6 +18,7 @@ import {
   sparseSumArguments,
   sparseTellArguments,
 } from '../../abi/collectives.ts';
+import { copyRangesArguments } from '../../abi/copy-ranges.ts';
 import {
   benchDevicePingArguments,
   benchDevicePushArguments,
@@ -161,6 +162,10 @@ export const kernelFiles = {
     benchPull: benchCopyArguments,
   }),
   kvSums: kernelFile('kv-sums.cu', { kvBlockSums: kvSumArguments }),
+  copyRanges: kernelFile('copy-ranges.cu', {
+    copyRangesSmall: copyRangesArguments,
+    copyRangesLarge: copyRangesArguments,
+  }),
   channel: kernelFile('channel-put.cu', { channelPut: channelPutArguments }),
   twoProcess: kernelFile('two-process.cu', {
     postWriteAndSignalThread: twoProcessWriteArguments,

@@ -6,7 +6,7 @@ import { listFiles, readSource } from './source-tree.ts';
 /** The most lines and the most exported names, by folder. */
 const budgets: Readonly<Record<string, readonly [lines: number, names: number]>> = {
   'src/core': [1720, 127],
-  'src/abi': [2480, 198],
+  'src/abi': [2490, 201],
   'src/congestion': [450, 9],
   'src/settings': [810, 8],
   'src/native': [4540, 177],
@@ -15,7 +15,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/metrics': [820, 20],
   'src/meeting': [1530, 51],
   'src/rails': [660, 25],
-  'src/device': [4370, 116],
+  'src/device': [4370, 117],
   'src/unpack': [2190, 29],
   'src/world': [6290, 162],
   'src/windows': [1613, 44],
@@ -29,7 +29,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/reference': [830, 25],
   'src/programs': [25_062, 527],
   'kernels/wasm': [2860, 80],
-  'kernels/cuda': [12_040, 0],
+  'kernels/cuda': [12_054, 0],
   scripts: [3590, 14],
 };
 

@@ -23,6 +23,7 @@ interface ChannelLink {
   readonly deviceWork: DeviceWork;
   readonly someDevice: CudaDevice | undefined;
   mapAllocation(reach: Extract<RegionReach, { kind: 'cuda' }>, device: CudaDevice): number;
+  doKernelsReach(reach: Extract<RegionReach, { kind: 'cuda' }>, device: CudaDevice): boolean;
   requireUsable(): void;
   refusal(): WeftlineError;
   forget(channel: LocalChannel): void;
@@ -191,7 +192,12 @@ export class LocalChannel implements BackendChannel {
   ): { readonly address: number; readonly whyNoAtomics?: string } {
     let place = this.#places.get(region);
     if (place === undefined) {
-      const address = this.#link.mapAllocation(region.reach as Extract<RegionReach, { kind: 'cuda' }>, device);
+      const reach = region.reach as Extract<RegionReach, { kind: 'cuda' }>;
+      if (!this.#link.doKernelsReach(reach, device)) {
+        const { ordinal } = device.context;
+        throw new WeftlineError('WL_UNSUPPORTED', `Kernels of GPU ${ordinal} cannot use memory of the peer's GPU`);
+      }
+      const address = this.#link.mapAllocation(reach, device);
       const whyNoAtomics = whyNoPeerAtomics(device.context, address);
       place = { address, ...(whyNoAtomics === undefined ? {} : { whyNoAtomics }) };
       this.#places.set(region, place);

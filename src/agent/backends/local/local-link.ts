@@ -14,17 +14,11 @@ import type {
 } from '../../backend.ts';
 import { untaken } from '../../message-ring.ts';
 import { LocalChannel } from './local-channel.ts';
-import {
-  type CopyHelp,
-  type CopyPlan,
-  type LinkedMemory,
-  type LocalPlan,
-  LocalTransfer,
-  planCopies,
-} from './local-transfer.ts';
+import { type CopyHelp, type LinkedMemory, type LocalPlan, LocalTransfer, planCopies } from './local-transfer.ts';
 import { STEP_BYTES } from './copy-lane.ts';
 import type { CopyThread } from './copy-thread.ts';
 import type { DeviceWork, PeerMailbox, PeerSteps } from './peer-mailbox.ts';
+import type { CopyPlan } from './gpu-copies.ts';
 import { ImportedMemory, type LocalRegion, type LocalRemoteRegion, type RegionReach } from './local-region.ts';
 
 /** Copying this much takes most of a millisecond; checking whether the peer lives costs nothing beside that. */
@@ -123,7 +117,11 @@ export class LocalLink implements BackendLink, LinkedMemory {
       // The handle of a released allocation no longer names this memory.
       if (isReleased && reach.kind === 'cuda') throw this.refusal();
     }
-    return new LocalTransfer(this, planCopies(this, operation, plan));
+    const parts = await planCopies(this, operation, plan);
+    // The link may have ended while a kernel was compiled.
+    if (this.error !== undefined) parts.plan.close();
+    this.requireUsable();
+    return new LocalTransfer(this, parts);
   }
 
   notify(message: Uint8Array): void {
@@ -280,6 +278,11 @@ export class LocalLink implements BackendLink, LinkedMemory {
   /** GPU memory of the peer at an address of the device. */
   mapAllocation(reach: Extract<RegionReach, { kind: 'cuda' }>, device: CudaDevice): number {
     return this.#memory.mapAllocation(reach, device);
+  }
+
+  /** True if kernels of the device can use that memory, and not copy engines alone. */
+  doKernelsReach(reach: Extract<RegionReach, { kind: 'cuda' }>, device: CudaDevice): boolean {
+    return this.#memory.doKernelsReach(reach, device);
   }
 
   /** A GPU from whose memory the channels may signal. */

@@ -3,6 +3,7 @@ import { Block, defineLayout } from '../../../abi/layout.ts';
 import { copyOf } from '../../../core/bytes.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import { letKernelsReach } from '../../../device/cuda/device-properties.ts';
 import type { Storage } from '../../../device/tensor.ts';
 import { viewAt } from '../../../native/library.ts';
 import { admitPeersToMemory } from '../../../native/process-memory.ts';
@@ -322,6 +323,11 @@ export class ImportedMemory {
       this.#allocations.set(key, found);
     }
     return found.storage.address + reach.offset;
+  }
+
+  /** True if kernels of the device can use what mapAllocation() gives. Memory of another process is opened for them. */
+  doKernelsReach(reach: Extract<RegionReach, { kind: 'cuda' }>, device: CudaDevice): boolean {
+    return this.#parts.pid !== process.pid || letKernelsReach(device.context, reach.base);
   }
 
   /** Unmaps everything. Nothing may touch it any more. */

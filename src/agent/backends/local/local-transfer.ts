@@ -1,11 +1,9 @@
 // A prepared transfer within the host. `post` is a hot path: no allocation.
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { copyError, whyCopyFailed } from '../../../native/process-memory.ts';
-import type { PartTable } from '../../../transport/part-table.ts';
 import type {
   BackendRegion,
   BackendRemoteRegion,
@@ -16,27 +14,10 @@ import type {
 } from '../../backend.ts';
 import { type CopyJob, CopyRows, CUT_SHORT, jobStates, jobWord } from './copy-lane.ts';
 import type { CopyThread, LaneToPeer } from './copy-thread.ts';
+import { type CopyPlan, GpuCopies, INLINE_BYTES, isMany, RangeKernel } from './gpu-copies.ts';
 import type { LocalRegion, LocalRemoteRegion, RegionReach } from './local-region.ts';
 import { recordBytes } from './mailbox-layout.ts';
 import { type DeviceWork, type PeerSteps, RegionGrants, REVOKED } from './peer-mailbox.ts';
-
-/** The copies of one prepared transfer, and how far they have come. Hot path after construction: no allocation. */
-export interface CopyPlan {
-  readonly bytes: number;
-  /** So little that `post` copies it itself. */
-  readonly isShort: boolean;
-  /** Finds out how much it is: the parts are others than before. */
-  measure(): void;
-  /** Starts from the beginning again. */
-  begin(): void;
-  /** Goes on. True when all bytes are where they belong. Throws when that cannot be. */
-  advance(): boolean;
-  /** True if nothing works on copies of earlier posts any more. A GPU may, even after a post has failed or was cancelled. */
-  isOver(): boolean;
-  /** Resolves when that is so. Fails with WL_TIMEOUT. */
-  over(): Promise<void>;
-  close(): void;
-}
 
 export type LocalPlan = PlannedTransfer<BackendRegion, BackendRemoteRegion>;
 
@@ -56,16 +37,25 @@ export interface LinkedMemory {
   readonly peerName: string;
   readonly pid: number;
   mapAllocation(reach: Extract<RegionReach, { kind: 'cuda' }>, device: CudaDevice): number;
+  doKernelsReach(reach: Extract<RegionReach, { kind: 'cuda' }>, device: CudaDevice): boolean;
   stream(device: CudaDevice): CudaStream;
   readonly deviceWork: DeviceWork;
 }
 
-/** Memory of this side is all of hosts or all of GPUs. Fails with WL_UNSUPPORTED for pairs of memory that nothing copies. */
-export function planCopies(link: LinkedMemory, operation: TransferOperation, plan: LocalPlan): LocalTransferParts {
+/**
+ * Memory of this side is all of hosts or all of GPUs. Fails with WL_UNSUPPORTED for pairs of memory that nothing copies, and with
+ * WL_MEMORY.
+ */
+export async function planCopies(
+  link: LinkedMemory,
+  operation: TransferOperation,
+  plan: LocalPlan,
+): Promise<LocalTransferParts> {
   const isRead = operation === 'read';
   const locals = plan.locals as readonly LocalRegion[];
   const remotes = plan.remotes as readonly LocalRemoteRegion[];
   const { parts, isBySelection } = plan;
+  const kernels = await rangeKernels(link, { locals, remotes, parts, isBySelection });
   const addresses = remoteAddresses(link, { locals, remotes, parts, isBySelection });
   const known = addresses.get(undefined);
   if (known === undefined) {
@@ -74,8 +64,9 @@ export function planCopies(link: LinkedMemory, operation: TransferOperation, pla
       stream: link.stream(device as CudaDevice),
       locals: locals.map((local) => (local.device === device ? local.address : Number.NaN)),
       remotes: there,
+      kernel: kernels.get(device as CudaDevice),
     }));
-    const copies = new CudaCopies({ parts, ways, isRead, work: link.deviceWork });
+    const copies = new GpuCopies({ parts, ways, isRead, isBySelection, work: link.deviceWork });
     return { plan: copies, host: undefined, locals, remotes, isBySelection };
   }
   const processOf = ({ reach }: LocalRemoteRegion): number => (reach.kind === 'process' ? link.pid : 0);
@@ -83,6 +74,21 @@ export function planCopies(link: LinkedMemory, operation: TransferOperation, pla
   const rows = CopyRows.of({ parts, isRead, locals: locals.map(({ address }) => address), remotes: places });
   const host = new HostCopies(rows, { pid: link.pid, isRead, peer: link.peerName });
   return { plan: host, host, locals, remotes, isBySelection };
+}
+
+/** The kernels that may copy for GPUs of this side; without one, copy engines do. Host memory that the driver does not know is no kernel's. */
+async function rangeKernels(
+  link: LinkedMemory,
+  plan: PlannedTransfer<LocalRegion, LocalRemoteRegion>,
+): Promise<ReadonlyMap<CudaDevice, RangeKernel | undefined>> {
+  const kernels = new Map<CudaDevice, RangeKernel | undefined>();
+  if (!isMany(plan)) return kernels;
+  for (const { device } of plan.locals) {
+    if (device === undefined) continue;
+    const isAllowed = plan.remotes.every(({ reach }) => reach.kind === 'cuda' && link.doKernelsReach(reach, device));
+    if (isAllowed) kernels.set(device, await RangeKernel.of(device));
+  }
+  return kernels;
 }
 
 /** Where the peer's regions begin, as what copies sees them: by the device of this side's memory, then by region; NaN where none is asked for. */
@@ -130,8 +136,6 @@ function remoteAddress(link: LinkedMemory, reach: RegionReach, device: CudaDevic
   );
 }
 
-/** Up to this much is copied at once, within `post`: less than a millisecond. */
-const INLINE_BYTES: number = 4 << 20;
 /** Small pieces cost by their number. Most of them that are copied within `post`. */
 const INLINE_PIECES = 16_384;
 
@@ -201,123 +205,6 @@ class HostCopies implements CopyPlan {
       `Copying ${this.bytes} bytes ${isRead ? 'from' : 'to'} memory of ${peer} failed: ${cause?.message ?? 'part of its region is no longer mapped there'}`,
       { details, cause },
     );
-  }
-}
-
-// Copies to and from memory of GPUs: enqueued on streams of their own, done when an event behind them is.
-
-/** What copies to and from one GPU. */
-export interface CudaWay {
-  readonly device: CudaDevice;
-  readonly stream: CudaStream;
-  /** Where regions begin, as the GPU sees them; NaN for those of this side that another one copies. */
-  readonly locals: ArrayLike<number>;
-  readonly remotes: ArrayLike<number>;
-}
-
-interface CudaCopiesOptions {
-  readonly parts: PartTable;
-  readonly ways: readonly CudaWay[];
-  readonly isRead: boolean;
-  /** What the peer is told of it. */
-  readonly work: DeviceWork;
-}
-
-/**
- * Copies begin when the transfer is posted; they do not wait for work of other streams: what is sent must lie there, as
- * for a copy by the host. Host memory that the driver does not know is copied by the host within `advance`.
- */
-export class CudaCopies implements CopyPlan {
-  bytes = 0;
-  isShort = false;
-  readonly #options: CudaCopiesOptions;
-  readonly #ways: readonly (CudaWay & { readonly event: CudaEvent })[];
-  #isEnqueued = false;
-  /** While a GPU may work on it. */
-  #ticket: number | undefined;
-
-  constructor(options: CudaCopiesOptions) {
-    this.#options = options;
-    this.#ways = options.ways.map((way) => ({ ...way, event: way.device.createEvent() }));
-    this.measure();
-  }
-
-  measure(): void {
-    this.bytes = this.#options.parts.sums().bytes;
-    this.isShort = this.bytes <= INLINE_BYTES;
-  }
-
-  begin(): void {
-    this.#isEnqueued = false;
-  }
-
-  advance(): boolean {
-    if (!this.#isEnqueued) this.#enqueue();
-    return this.#areDone() && this.isOver();
-  }
-
-  isOver(): boolean {
-    if (this.#ticket === undefined) return true;
-    try {
-      if (!this.#areDone()) return false;
-    } catch {
-      // A device that has failed copies nothing more.
-    }
-    this.#options.work.end(this.#ticket);
-    this.#ticket = undefined;
-    return true;
-  }
-
-  async over(): Promise<void> {
-    if (this.isOver()) return;
-    for (const { event } of this.#ways) {
-      try {
-        await event.wait();
-      } catch (error) {
-        if (error instanceof WeftlineError && error.code === 'WL_TIMEOUT') throw error;
-      }
-    }
-    this.isOver();
-  }
-
-  close(): void {
-    for (const { event } of this.#ways) event[Symbol.dispose]();
-  }
-
-  #areDone(): boolean {
-    for (let at = 0; at < this.#ways.length; at++) if (!this.#ways[at]!.event.isDone()) return false;
-    return true;
-  }
-
-  #enqueue(): void {
-    // Copies of an earlier post go before these on the streams: their end is that of these.
-    this.#ticket ??= this.#options.work.begin();
-    this.#isEnqueued = true;
-    for (const way of this.#ways) {
-      const { context } = way.device;
-      context.enter();
-      context.workCount += 1;
-      try {
-        this.#enqueueRows(way);
-      } finally {
-        way.event.record(way.stream);
-      }
-    }
-  }
-
-  #enqueueRows({ device: { context }, stream, locals, remotes }: CudaWay): void {
-    const { parts, isRead } = this.#options;
-    for (let row = 0; row < parts.count; row++) {
-      const local = locals[parts.local[row]!]! + parts.localOffset[row]!;
-      if (Number.isNaN(local)) continue;
-      const remote = remotes[parts.remote[row]!]! + parts.remoteOffset[row]!;
-      for (let range = 0; range < parts.ranges[row]!; range++) {
-        const here = local + range * parts.localStride[row]!;
-        const there = remote + range * parts.remoteStride[row]!;
-        const [to, from] = isRead ? [here, there] : [there, here];
-        context.check('cuMemcpyAsync', context.driver.cuMemcpyAsync(to, from, parts.bytes[row]!, stream.handle));
-      }
-    }
   }
 }
 
