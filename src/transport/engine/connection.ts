@@ -147,14 +147,14 @@ export class Connection implements TransportConnection, RequestOwner {
   }
 
   scatter(options: ScatterOptions): EngineHandle {
-    return this.#chunked('write', options, options.ranges.chunkBytes);
+    return this.#chunked('write', options, options.ranges.writeBytes);
   }
 
   gather(options: ScatterOptions): EngineHandle {
     return this.#chunked('read', options, options.ranges.count * PLACE_BYTES);
   }
 
-  /** A request whose `bytes` go in chunks. */
+  /** A request of many ranges, for which `bytes` are sent. */
   #chunked(kind: 'read' | 'write', options: ScatterOptions, bytes: number): EngineHandle {
     checkScatter(this.engine.regions, options);
     if (this.error !== undefined) throw this.error;

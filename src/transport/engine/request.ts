@@ -55,6 +55,8 @@ export class Request {
   /** The chunk that is being sent, and how much of it is in segments. */
   chunk: number = NO_CHUNK;
   chunkPosition = 0;
+  /** How much of a long range that is next is in segments. */
+  rangePosition = 0;
   /** Bytes that are in segments, and whether the last segment is made: a message of no bytes has one too. */
   position = 0;
   segmented = false;
@@ -104,6 +106,7 @@ export class RequestTable {
     request.asked = 0;
     request.chunk = NO_CHUNK;
     request.chunkPosition = 0;
+    request.rangePosition = 0;
     request.unacked = 0;
     request.value = 0;
     request.granted = 0;

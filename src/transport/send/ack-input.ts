@@ -3,7 +3,7 @@
 import { ackHeader, ackPath, EAGER_SLOTS, failReasons, packetFlags, PARKED_SHIFT } from '../wire/packet-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Connection } from '../engine/connection.ts';
-import { CHUNK_ENTRY } from './chunk-sender.ts';
+import { CHUNK_ENTRY, RANGE_ENTRY } from './chunk-sender.ts';
 import { NO_SLOT, type SendSide } from './send-side.ts';
 import { NO_BURST } from './send-window.ts';
 
@@ -126,7 +126,7 @@ function arrived(connection: Connection, sequence: number, count: number): void 
   const { engine } = connection;
   const { window, flushes } = connection.send;
   const entry = window.offset[sequence & window.mask]!;
-  if (entry >= CHUNK_ENTRY) connection.send.acknowledgeChunk(entry, count);
+  if (entry >= CHUNK_ENTRY && entry < RANGE_ENTRY) connection.send.acknowledgeChunk(entry, count);
   const request = engine.requests.find(window.request[sequence & window.mask]!);
   if (request === undefined || !request.isPending) return;
   request.unacked -= count;

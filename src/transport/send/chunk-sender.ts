@@ -4,7 +4,7 @@ import type { Region } from '../engine/region.ts';
 import type { Request } from '../engine/request.ts';
 import { CRC32C_START, crc32cEnd, crc32cUpdate } from '../wire/crc32c.ts';
 import { CHUNK_BYTES, CHUNKS, PLACE_BYTES } from '../wire/packet-layout.ts';
-import { bytesInChunk, RangeCursor, type RangeList } from './range-list.ts';
+import { bytesInChunk, DIRECT_BYTES, RangeCursor, type RangeList } from './range-list.ts';
 
 const TWO_32 = 2 ** 32;
 /**
@@ -13,6 +13,9 @@ const TWO_32 = 2 ** 32;
  */
 export const CHUNK_ENTRY: number = 2 ** 41;
 export const SCATTER_ENTRY: number = 2 ** 42;
+/** The same of a segment of a long range: this, plus the number of the range in its list times the stride, plus the place in it. */
+export const RANGE_ENTRY: number = 2 ** 43;
+export const RANGE_STRIDE: number = 2 ** 15;
 
 export class ChunkSender {
   /** The memory of all chunks. */
@@ -50,6 +53,7 @@ export class ChunkSender {
     const first = end.passed;
     let used = 0;
     while (end.row < list.end) {
+      if (request.kind === 'write' && list.lengths[end.row]! >= DIRECT_BYTES) break;
       const more = isRead ? PLACE_BYTES : bytesInChunk(list.lengths[end.row]!);
       const fitting = Math.min(end.leftIn(list), Math.floor((CHUNK_BYTES - used) / more));
       if (fitting === 0) break;

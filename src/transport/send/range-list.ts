@@ -8,6 +8,9 @@ import { alignUp } from '../../abi/layout.ts';
 /** Longest range of a list, of which four fill a chunk. */
 export const MAX_RANGE_BYTES = 32_760;
 
+/** Ranges of a write from this length on go from where they lie to where they belong: to copy one twice takes longer than its packets. */
+export const DIRECT_BYTES = 6144;
+
 /** Longest part of a prepared transfer that is gathered: two copies of a longer one cost more than a request of its own. */
 export const MAX_GATHERED_BYTES = 16_384;
 
@@ -42,6 +45,8 @@ export class RangeList {
   /** Bytes of all ranges, and of them in chunks, with their places. */
   bytes = 0;
   chunkBytes = 0;
+  /** Bytes of all ranges as a write carries them: the long ones as they are, the others in chunks. */
+  writeBytes = 0;
   longest = 0;
   /** The end of the range that ends last, here. */
   sourceEnd = 0;
@@ -56,7 +61,7 @@ export class RangeList {
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per post
   cover({ sources, targets, lengths }: Ranges, first: number, end: number, repeats?: Repeats): void {
     if (first >= end) throw invalidArgument('lengths.length', 0, 'at least one range');
-    let [count, bytes, chunkBytes, longest, sourceEnd] = [0, 0, 0, 0, 0];
+    let [count, bytes, chunkBytes, writeBytes, longest, sourceEnd] = [0, 0, 0, 0, 0, 0];
     for (let index = first; index < end; index++) {
       const length = lengths[index] ?? -1;
       const source = sources[index] ?? -1;
@@ -71,6 +76,7 @@ export class RangeList {
       count += ranges;
       bytes += ranges * length;
       chunkBytes += ranges * bytesInChunk(length);
+      writeBytes += ranges * (length < DIRECT_BYTES ? bytesInChunk(length) : length);
       longest = Math.max(longest, length);
       sourceEnd = Math.max(sourceEnd, lastSource + length);
     }
@@ -83,6 +89,7 @@ export class RangeList {
     this.count = count;
     this.bytes = bytes;
     this.chunkBytes = chunkBytes;
+    this.writeBytes = writeBytes;
     this.longest = longest;
     this.sourceEnd = sourceEnd;
   }
@@ -108,6 +115,19 @@ export class RangeCursor {
     this.passed = passed;
     this.row = row;
     this.within = within;
+  }
+
+  /** Goes to the range with so many before it. */
+  seek(passed: number, list: RangeList): void {
+    this.restart(list);
+    this.passed = passed;
+    if (list.repeats === undefined) {
+      this.row += passed;
+      return;
+    }
+    let left = passed;
+    for (; left >= list.repeats.ranges[this.row]!; this.row++) left -= list.repeats.ranges[this.row]!;
+    this.within = left;
   }
 
   /** Ranges of the row that are left. */

@@ -7,7 +7,8 @@ import { NO_CHUNK, type Request } from '../engine/request.ts';
 import { traceSent } from '../engine/trace-messages.ts';
 import { ackDue } from '../receive/receive-side.ts';
 import { writeData } from '../wire/packet-writer.ts';
-import { CHUNK_ENTRY, SCATTER_ENTRY } from './chunk-sender.ts';
+import { CHUNK_ENTRY, RANGE_ENTRY, RANGE_STRIDE, SCATTER_ENTRY } from './chunk-sender.ts';
+import { DIRECT_BYTES, RangeCursor, type RangeList } from './range-list.ts';
 import { NO_SLOT, type SendSide } from './send-side.ts';
 
 /** When sending can go on: now with the next round, not before an ack or a post, or when the I/O has room again. */
@@ -55,7 +56,8 @@ function sendNext(connection: Connection, now: number): Outcome {
     connection.send.flushes.push(request);
     return SKIPPED;
   }
-  if (request.ranges !== undefined && request.chunk === NO_CHUNK && !connection.send.gather(request)) return SKIPPED;
+  const needsChunk = request.ranges !== undefined && request.chunk === NO_CHUNK && !isDirect(request);
+  if (needsChunk && !connection.send.gather(request)) return SKIPPED;
   const wanted = Math.max(1, Math.ceil(readyBytes(connection.send, request) / connection.payloadBytes));
   const room = window.room();
   if (room <= 0) return stuck(connection, NOT_BEFORE_NEWS);
@@ -73,31 +75,40 @@ function sendNext(connection: Connection, now: number): Outcome {
   return WENT;
 }
 
-/** What may go of the request; of a scattered write, of its chunk. */
-function readyBytes({ chunks }: SendSide, { kind, granted, bytes, position, chunk, chunkPosition }: Request): number {
-  if (chunk !== NO_CHUNK && chunks !== undefined) return chunks.bytes[chunk]! - chunkPosition;
+/** True if the next range of the request goes by itself. */
+function isDirect({ kind, ranges, nextRange }: Request): boolean {
+  return kind === 'write' && ranges !== undefined && ranges.lengths[nextRange.row]! >= DIRECT_BYTES;
+}
+
+/** What may go of the request; of a scattered write, of its chunk or of its next range. */
+function readyBytes({ chunks }: SendSide, request: Request): number {
+  const { kind, granted, bytes, position, chunk, ranges } = request;
+  if (chunk !== NO_CHUNK && chunks !== undefined) return chunks.bytes[chunk]! - request.chunkPosition;
+  if (ranges !== undefined) return ranges.lengths[request.nextRange.row]! - request.rangePosition;
   return (kind === 'send' ? granted : bytes) - position;
 }
 
 /**
- * Cuts the next segments of a request, or of the chunk that it sends, and sends them on the chosen path. A chunk of which all has
- * been cut is told to be scattered by a segment without bytes.
+ * Cuts the next segments of a request, or of the chunk or the long range that it sends, and sends them on the chosen path. A chunk of
+ * which all has been cut is told to be scattered by a segment without bytes.
  */
 function sendFresh(connection: Connection, request: Request, at: number, now: number): void {
   const { engine, payloadBytes } = connection;
   const { window, bursts } = connection.send;
   const { template } = engine;
-  const { position, chunk } = request;
+  const { position, chunk, ranges } = request;
   const count = chosen.segments;
   const bytes = Math.min(readyBytes(connection.send, request), count * payloadBytes);
   const lastBytes = bytes - (count - 1) * payloadBytes;
   const burst = bursts.open(chosen.path, chosen.controller, now);
   if (position === 0 && request.kind === 'send' && request.slot === NO_SLOT) saveAck(connection, request);
   if (window.outstanding === 0) connection.send.progressAt = now;
-  const entry = chunk === NO_CHUNK ? position : chunkEntry(request, bytes);
+  let entry = position;
+  if (ranges !== undefined) entry = chunk === NO_CHUNK ? rangeEntry(request) : chunkEntry(request, bytes);
   template.sequence = window.appendRun(request.handle, entry, count, payloadBytes, lastBytes, burst);
   request.position = position + bytes;
-  if (chunk === NO_CHUNK) request.segmented = request.position === request.bytes;
+  if (ranges === undefined) request.segmented = request.position === request.bytes;
+  else if (chunk === NO_CHUNK) passRange(request, ranges, bytes);
   else connection.send.passChunk(request, count, bytes);
   request.unacked += count;
   connection.send.backlogBytes -= bytes;
@@ -113,6 +124,21 @@ function sendFresh(connection: Connection, request: Request, at: number, now: nu
 /** What the window notes of the next `bytes` of a chunk, or of the segment behind its last. */
 function chunkEntry({ chunk, chunkPosition }: Request, bytes: number): number {
   return bytes === 0 ? SCATTER_ENTRY + chunk * CHUNK_BYTES : CHUNK_ENTRY + chunk * CHUNK_BYTES + chunkPosition;
+}
+
+/** The same of the next bytes of a long range. */
+function rangeEntry({ nextRange, rangePosition }: Request): number {
+  return RANGE_ENTRY + nextRange.passed * RANGE_STRIDE + rangePosition;
+}
+
+/** Passes bytes of the next range that are in segments now. */
+function passRange(request: Request, ranges: RangeList, bytes: number): void {
+  const { nextRange } = request;
+  request.rangePosition += bytes;
+  if (request.rangePosition < ranges.lengths[nextRange.row]!) return;
+  request.rangePosition = 0;
+  nextRange.pass(1, ranges);
+  request.segmented = nextRange.passed === ranges.count;
 }
 
 /** The first bytes of a message tell the peer that its record has come; an ack that would say nothing else is not sent. */
@@ -201,6 +227,8 @@ function addressTo(connection: Connection, request: Request | undefined, entry: 
     template.payloadBytes = 0;
     template.lastPayloadBytes = 0;
     template.offset = 0;
+  } else if (entry >= RANGE_ENTRY) {
+    addressRange(connection, request.ranges as RangeList, entry - RANGE_ENTRY);
   } else if (entry >= CHUNK_ENTRY) {
     addressChunk(connection, request, entry);
   } else if (request.kind === 'signal') {
@@ -218,6 +246,19 @@ function addressTo(connection: Connection, request: Request | undefined, entry: 
     template.flags = 0;
     template.targetKey = 0;
   }
+}
+
+/** One object: nothing here outlives a call. */
+const addressed = new RangeCursor();
+
+/** The segments are a part of a range, which is as a write by itself. */
+function addressRange({ engine: { template } }: Connection, ranges: RangeList, place: number): void {
+  addressed.seek(Math.floor(place / RANGE_STRIDE), ranges);
+  template.flags = packetFlags.region;
+  template.offset = place % RANGE_STRIDE;
+  template.base = addressed.target(ranges);
+  template.messageBytes = ranges.lengths[addressed.row]!;
+  outgoing.from = addressed.source(ranges) + template.offset;
 }
 
 /** The segments are a part of a chunk, or say what to do with it. */

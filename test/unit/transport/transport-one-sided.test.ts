@@ -11,7 +11,7 @@ import {
   PLACE_BYTES,
 } from '#lib/transport/wire/packet-layout.js';
 import { CRC32C_START, crc32cEnd, crc32cUpdate } from '#lib/transport/wire/crc32c.js';
-import { RangeList } from '#lib/transport/send/range-list.js';
+import { DIRECT_BYTES, RangeList } from '#lib/transport/send/range-list.js';
 import type { Region } from '#lib/transport/engine/region.js';
 import { type EngineHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
 import { isEnded, Loopback, pattern, type Side } from './support/loopback.js';
@@ -294,7 +294,7 @@ test('rows of many ranges are written and read as the same ranges one by one', (
   ] as const) {
     const net = new Loopback({ segmentBytes: 2048, loss: 0.02, reordering: 0.3 });
     const { list, single } = repeated(rows, longest);
-    for (const name of ['count', 'bytes', 'chunkBytes', 'longest', 'sourceEnd'] as const) {
+    for (const name of ['count', 'bytes', 'chunkBytes', 'writeBytes', 'longest', 'sourceEnd'] as const) {
       assert.equal(list[name], single[name]);
     }
     const from = net.a.region(list.sourceEnd);
@@ -383,6 +383,33 @@ for (const transportAuthentication of [false, true]) {
     }
   });
 }
+
+test('a long range of scatter() that leaves the region, or has a wrong key, writes nothing outside, and fails', () => {
+  const net = new Loopback({ segmentBytes: 2048, loss: 0.05, reordering: 0.3 });
+  const bytes = 20_000;
+  const local = net.a.region(bytes);
+  local.bytes.fill(9);
+  const to = net.b.region(bytes);
+  const readOnly = net.b.region(bytes, { read: true, write: false });
+  const cases = [
+    [{ ranges: one(0, bytes - DIRECT_BYTES + 1, DIRECT_BYTES), ...place(to) }, 'WL_INVALID_ARGUMENT'],
+    [{ ranges: one(0, 0, DIRECT_BYTES), ...place(to), remoteKey: (to.key ^ 1) >>> 0 }, 'WL_UNAUTHORIZED'],
+    [{ ranges: one(0, 0, bytes), ...place(readOnly) }, 'WL_UNAUTHORIZED'],
+  ] as const;
+  for (const [options, code] of cases) {
+    const handle = net.a.connection.scatter({ region: local, ...options });
+    assert.ok(net.run(() => isEnded(net.a, handle)));
+    assert.equal(net.a.engine.requestError(handle)?.code, code);
+  }
+  assert.ok(to.bytes.every((byte) => byte === 0) && readOnly.bytes.every((byte) => byte === 0));
+  for (const length of [DIRECT_BYTES - 1, DIRECT_BYTES, bytes - 7]) {
+    to.bytes.fill(0);
+    const good = net.a.connection.scatter({ region: local, ranges: one(0, 7, length), ...place(to) });
+    assert.ok(net.run(() => isEnded(net.a, good)));
+    assert.equal(net.a.engine.poll(good), requestStatus.done);
+    assert.deepEqual([to.bytes.indexOf(9), to.bytes.filter((byte) => byte === 9).length], [7, length]);
+  }
+});
 
 test('gather() outside of the region, with a wrong key or without the right to read fails, and the connection goes on', () => {
   const net = new Loopback();

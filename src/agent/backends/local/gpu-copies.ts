@@ -43,6 +43,8 @@ const MIN_RANGES = 8;
 const MAX_AVERAGE_BYTES = 1 << 20;
 /** Up to here on average, warps move several pieces at a time. */
 const SMALL_BYTES = 1024;
+/** Pieces of larger ranges that a warp takes at a time: more, and the last warps work alone for longer. */
+const MAX_LARGE_PIECES = 8;
 /** Thread blocks, each of which fills a multiprocessor: enough to fill the links between two GPUs. */
 const MAX_BLOCKS = 16;
 const MAX_PIECES = 2 ** 31;
@@ -87,11 +89,12 @@ export class RangeKernel {
 
   /** Hot path. Enqueues the copies of a table of rows. */
   launch(rows: number, { count, pieces, bytes, ranges }: CopyRows, stream: CudaStream): void {
-    const plan = bytes <= SMALL_BYTES * ranges ? this.#small : this.#large;
+    const isSmall = bytes <= SMALL_BYTES * ranges;
+    const plan = isSmall ? this.#small : this.#large;
     const blocks = Math.min(MAX_BLOCKS, this.device.properties.multiprocessors);
     const warps = blocks * (COPY_RANGES_THREADS / 32);
     const set = plan.arguments;
-    const piecesOfWarp = Math.min(32, Math.max(1, Math.ceil(pieces / warps)));
+    const piecesOfWarp = Math.min(isSmall ? 32 : MAX_LARGE_PIECES, Math.max(1, Math.ceil(pieces / warps)));
     set.set('rows', rows);
     set.set('count', count);
     set.set('pieces', pieces);
