@@ -117,17 +117,17 @@ export class RangeCursor {
     this.within = within;
   }
 
-  /** Goes to the range with so many before it. */
-  seek(passed: number, list: RangeList): void {
-    this.restart(list);
-    this.passed = passed;
-    if (list.repeats === undefined) {
-      this.row += passed;
-      return;
+  /** Goes back to the range with so many before it. Takes longer, the more rows lie between. */
+  back(passed: number, list: RangeList): void {
+    while (this.passed > passed) {
+      if (this.within === 0) {
+        this.row--;
+        this.within = this.leftIn(list);
+      }
+      const step = Math.min(this.within, this.passed - passed);
+      this.within -= step;
+      this.passed -= step;
     }
-    let left = passed;
-    for (; left >= list.repeats.ranges[this.row]!; this.row++) left -= list.repeats.ranges[this.row]!;
-    this.within = left;
   }
 
   /** Ranges of the row that are left. */

@@ -228,7 +228,7 @@ function addressTo(connection: Connection, request: Request | undefined, entry: 
     template.lastPayloadBytes = 0;
     template.offset = 0;
   } else if (entry >= RANGE_ENTRY) {
-    addressRange(connection, request.ranges as RangeList, entry - RANGE_ENTRY);
+    addressRange(connection, request, entry - RANGE_ENTRY);
   } else if (entry >= CHUNK_ENTRY) {
     addressChunk(connection, request, entry);
   } else if (request.kind === 'signal') {
@@ -252,8 +252,11 @@ function addressTo(connection: Connection, request: Request | undefined, entry: 
 const addressed = new RangeCursor();
 
 /** The segments are a part of a range, which is as a write by itself. */
-function addressRange({ engine: { template } }: Connection, ranges: RangeList, place: number): void {
-  addressed.seek(Math.floor(place / RANGE_STRIDE), ranges);
+function addressRange({ engine: { template } }: Connection, request: Request, place: number): void {
+  const ranges = request.ranges as RangeList;
+  // No range is far behind the next one: the window holds few.
+  addressed.follow(request.nextRange);
+  addressed.back(Math.floor(place / RANGE_STRIDE), ranges);
   template.flags = packetFlags.region;
   template.offset = place % RANGE_STRIDE;
   template.base = addressed.target(ranges);

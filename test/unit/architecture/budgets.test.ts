@@ -19,7 +19,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/unpack': [2190, 29],
   'src/world': [6290, 162],
   'src/windows': [1613, 44],
-  'src/transport': [15_323, 299],
+  'src/transport': [15_326, 299],
   'src/agent': [18_987, 387],
   'src/kv': [1680, 42],
   'src/device-api': [2865, 48],

@@ -88,8 +88,8 @@ export class RangeKernel {
   }
 
   /** Hot path. Enqueues the copies of a table of rows. */
-  launch(rows: number, { count, pieces, bytes, ranges }: CopyRows, stream: CudaStream): void {
-    const isSmall = bytes <= SMALL_BYTES * ranges;
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per post
+  launch(rows: number, { count, pieces }: CopyRows, isSmall: boolean, stream: CudaStream): void {
     const plan = isSmall ? this.#small : this.#large;
     const blocks = Math.min(MAX_BLOCKS, this.device.properties.multiprocessors);
     const warps = blocks * (COPY_RANGES_THREADS / 32);
@@ -119,8 +119,6 @@ const ROW_WORDS = copyRow.size / 4;
 class CopyRows {
   count = 0;
   pieces = 0;
-  bytes = 0;
-  ranges = 0;
   readonly #kernel: RangeKernel;
   readonly #pinned: HostMemory;
   readonly #words: Uint32Array;
@@ -143,14 +141,14 @@ class CopyRows {
   /** Hot path: no allocation. Writes the rows of what one GPU copies. Nothing that was enqueued may still read the rows. */
   fill({ locals, remotes }: GpuWay, { parts, isRead }: GpuCopiesOptions): void {
     const words = this.#words;
-    let [count, pieces, sum, sumOfRanges] = [0, 0, 0, 0];
+    let [count, pieces] = [0, 0];
     for (let row = 0; row < parts.count; row++) {
       const local = locals[parts.local[row]!]! + parts.localOffset[row]!;
       if (Number.isNaN(local)) continue;
       const remote = remotes[parts.remote[row]!]! + parts.remoteOffset[row]!;
       const bytes = parts.bytes[row]!;
-      const ranges = parts.ranges[row]!;
-      const piecesOfRange = Math.ceil(bytes / COPY_PIECE_BYTES);
+      // The kernel divides by it, also for ranges of no bytes.
+      const piecesOfRange = Math.max(1, Math.ceil(bytes / COPY_PIECE_BYTES));
       const at = count * ROW_WORDS;
       putWide(words, at + word.from, isRead ? remote : local);
       putWide(words, at + word.to, isRead ? local : remote);
@@ -160,19 +158,15 @@ class CopyRows {
       words[at + word.firstPiece] = pieces;
       words[at + word.piecesOfRange] = piecesOfRange;
       count++;
-      pieces += piecesOfRange * ranges;
-      sum += bytes * ranges;
-      sumOfRanges += ranges;
+      pieces += piecesOfRange * parts.ranges[row]!;
     }
     this.count = count;
     this.pieces = pieces;
-    this.bytes = sum;
-    this.ranges = sumOfRanges;
     this.#isUploaded = false;
   }
 
   /** Hot path. The rows stay in memory of the GPU until others are filled in. */
-  enqueue(stream: CudaStream): void {
+  enqueue(stream: CudaStream, isSmall: boolean): void {
     if (this.count === 0) return;
     const { context } = this.#kernel.device;
     if (!this.#isUploaded) {
@@ -186,7 +180,7 @@ class CopyRows {
       if (status !== 0) context.check('cuMemcpyHtoDAsync', status, `${bytes} bytes of rows`);
       this.#isUploaded = true;
     }
-    this.#kernel.launch(this.#rows.address, this, stream);
+    this.#kernel.launch(this.#rows.address, this, isSmall, stream);
   }
 
   [Symbol.dispose](): void {
@@ -232,6 +226,8 @@ export class GpuCopies implements CopyPlan {
   isShort = false;
   readonly #options: GpuCopiesOptions;
   readonly #ways: OpenWay[] = [];
+  /** Whether ranges are so short that warps move several together. */
+  #isSmall = false;
   #isEnqueued = false;
   /** While a GPU may work on it. */
   #ticket: number | undefined;
@@ -259,6 +255,7 @@ export class GpuCopies implements CopyPlan {
     const sums = this.#options.parts.sums();
     this.bytes = sums.bytes;
     this.isShort = sums.bytes <= INLINE_BYTES;
+    this.#isSmall = sums.bytes <= SMALL_BYTES * sums.ranges;
     // A kernel of an earlier post, which was cancelled, may still read the rows.
     const mayFill = isForKernel(sums) && this.isOver();
     for (const way of this.#ways) {
@@ -324,7 +321,7 @@ export class GpuCopies implements CopyPlan {
       context.enter();
       context.workCount += 1;
       try {
-        if (way.usesKernel) way.rows!.enqueue(way.stream);
+        if (way.usesKernel) way.rows!.enqueue(way.stream, this.#isSmall);
         else this.#enqueueEach(way);
       } finally {
         way.event.record(way.stream);

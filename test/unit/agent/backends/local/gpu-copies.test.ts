@@ -129,7 +129,9 @@ function openManyCopies(ranges: readonly (readonly [local: number, remote: numbe
   } as unknown as RangeKernel;
   const ways = [{ device, stream, locals: [2 ** 40], remotes: [2 ** 41], kernel }];
   const copies = new GpuCopies({ parts, ways, isRead, isBySelection: true, work });
-  return { copies, parts, gpu, launches, uploads };
+  const pieces = (): number[] =>
+    ranges.map((_, row) => new Block(copyRow, memory.buffer, row * copyRow.size).get('piecesOfRange'));
+  return { copies, parts, gpu, launches, uploads, pieces };
 }
 
 for (const isRead of [false, true]) {
@@ -169,6 +171,17 @@ test('rows that the kernel of a cancelled post may still read are not changed: c
   copies.begin();
   copies.advance();
   assert.deepEqual([launches.length, launches[1]![8]![1]], [2, 2 ** 41 + 7]);
+});
+
+test('a range of no bytes is a piece, too: the kernel divides by the pieces of a range', () => {
+  const sizes = [0, 20_000, 20_000, 0, 20_000, 20_000, 0, 20_000, 20_000];
+  const { copies, pieces } = openManyCopies(
+    sizes.map((bytes, index) => [index << 16, index << 16, bytes] as const),
+    false,
+  );
+  copies.begin();
+  copies.advance();
+  assert.deepEqual(pieces(), [1, 2, 2, 1, 2, 2, 1, 2, 2]);
 });
 
 test("few ranges, and long ones, are the copy engines'", () => {
