@@ -194,6 +194,7 @@ export class Job {
     const first = this.#row;
     const remote = parts.remote[first]!;
     piece.begin(0);
+    piece.ticket = 0;
     piece.remote = remotes[remote];
     piece.remoteIndex = remote;
     piece.source = undefined;
@@ -425,6 +426,8 @@ export class Lane {
       }
       try {
         if (!piece.isCopied('out') || !owner.way.post(slot, piece)) return;
+        // Tickets of the two ways are counted apart.
+        piece.ticket = 0;
         traceEnd('staging.copy-out', slot);
         traceBegin('staging.carry', slot);
       } catch (error) {

@@ -4,11 +4,19 @@ import test from 'node:test';
 import { WeftlineError } from '#lib/core/errors.js';
 import { type DeviceCopies, MemoryTable } from '#lib/agent/staging/devices.js';
 import { Job, Lane, type PieceWay } from '#lib/agent/staging/lane.js';
-import { plainStorage, RingMemory } from '#lib/agent/staging/ring.js';
+import { pieceKinds, plainStorage, RingMemory } from '#lib/agent/staging/ring.js';
 import { PartTable } from '#lib/transport/part-table.js';
 
 const PIECE_BYTES = 65_536;
 const ring = new RingMemory({ slots: 4, pieceBytes: PIECE_BYTES }, plainStorage);
+
+/** A device with a queue for each way, which has done what it was given if `isCopied` says so. */
+function queues(isCopied: () => boolean): DeviceCopies {
+  const given = { out: 0, in: 0 };
+  const copy = (way: 'out' | 'in'): number => ++given[way];
+  const isDone = (way: 'out' | 'in', ticket: number): boolean => isCopied() && ticket <= given[way];
+  return { copy, isDone } as unknown as DeviceCopies;
+}
 
 /** Says what happened to its pieces. */
 class TestJob extends Job {
@@ -18,7 +26,7 @@ class TestJob extends Job {
 
   constructor(name: string, pieces: number, log: string[], isRead = false) {
     const state: { sendError?: WeftlineError; isCopied: boolean } = { isCopied: true };
-    const copies = { copy: () => 1, isDone: () => state.isCopied } as unknown as DeviceCopies;
+    const copies = queues(() => state.isCopied);
     const memory = new MemoryTable().add({ address: 0, bytes: 2 ** 40, copies, isOffered: false });
     const parts = PartTable.ofCount(pieces);
     parts.bytes.fill(PIECE_BYTES);
@@ -252,4 +260,29 @@ test('what was sent of a job that was ended comes before the next job, whichever
   carrier.backOf.set(0, 1);
   while (lane.step());
   assert.deepEqual(log, ['open b0 in 1', 'send b0']);
+});
+
+test('a signal in the slot of a put that a device copied waits for no device', () => {
+  const lane = new Lane(new RingMemory({ slots: 1, pieceBytes: PIECE_BYTES }, plainStorage));
+  const memory = new MemoryTable().add({ address: 0, bytes: 2 ** 40, copies: queues(() => true), isOffered: false });
+  const parts = PartTable.ofCount(3);
+  parts.bytes.set([100, 0, 100]);
+  const sent: number[] = [];
+  const way: PieceWay = {
+    sendsFromPlace: false,
+    placeOf: () => 0,
+    post: (_slot, { kind }) => sent.push(kind) > 0,
+    isBack: () => true,
+    isDrained: () => true,
+  };
+  const ends: unknown[] = [];
+  const options = { way, isRead: false, parts, locals: [memory], remotes: [] };
+  for (let row = 0; row < 3; row++) {
+    const job = new Job({ ...options, onEnd: (error) => ends.push(error) });
+    job.begin(row, 1, PIECE_BYTES);
+    lane.enqueue(job);
+  }
+  while (lane.step());
+  assert.deepEqual(sent, [pieceKinds.write, pieceKinds.signal, pieceKinds.write]);
+  assert.deepEqual(ends, [undefined, undefined, undefined]);
 });
