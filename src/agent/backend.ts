@@ -252,11 +252,9 @@ export interface BackendTransfer {
   /** Why it failed. */
   readonly error: WeftlineError | undefined;
   /**
-   * What was cancelled may still read the table of parts, although nothing is pending: it must not be written anew yet. Left out
-   * by backends where that is never so.
+   * Ends a pending post early, as failed with WL_CLOSED, if it can; what was moved stays moved. It stays pending while anything of it
+   * may still read the table of parts, or read or write memory of either side.
    */
-  readonly holdsParts?: boolean;
-  /** Ends a pending post early, as failed with WL_CLOSED, if it can; what was moved stays moved. */
   cancel(): void;
   /** Frees it; cancels if pending. Memory is not touched after the promise. Idempotent. */
   release(): Promise<void>;

@@ -161,7 +161,10 @@ export class Transfer implements Awaited, AsyncDisposable {
     this.#throwFailure();
   }
 
-  /** Ends a post that is under way early, as failed with WL_CLOSED, unless it ends by itself first. */
+  /**
+   * Ends a post that is under way early, as failed with WL_CLOSED, unless it ends by itself first. Part of it may have been carried out;
+   * once it has ended, nothing of it is written any more, at either side.
+   */
   cancel(): void {
     if (this.state === 'pending') this.#parts.inner.cancel();
   }
@@ -241,15 +244,10 @@ export class Transfer implements Awaited, AsyncDisposable {
 
   /** Hot path. Names the entries of a post. */
   #select(selection: Selection | undefined): void {
-    const { select, inner } = this.#parts;
+    const { select } = this.#parts;
     if (select === undefined && selection === undefined) return;
     if (select === undefined) throw invalidArgument('selection', selection, 'none: prepare it with bySelection: true');
     if (selection === undefined) throw invalidArgument('selection', selection, '{ local, remote }: indices of entries');
-    if (inner.holdsParts === true)
-      throw new WeftlineError(
-        'WL_BUSY',
-        `${this.#name()}: a post that was cancelled has not left the device: try again`,
-      );
     select(selection);
   }
 

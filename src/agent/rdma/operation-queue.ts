@@ -68,18 +68,17 @@ export class OperationQueue {
 
   /** The ranges of `parts`, then the message of that number, or -1. The caller has looked at `isFull`. */
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per post
-  enterTransfer(owner: OperationOwner, post: number, parts: RequestParts, isRead: boolean, message: number): void {
-    const operation = this.enter(owner, post, isRead ? kinds.read : kinds.write);
+  enterTransfer(owner: OperationOwner, parts: RequestParts, isRead: boolean, message: number): void {
+    const operation = this.enter(owner, isRead ? kinds.read : kinds.write);
     operation.parts = parts;
     operation.message = message;
   }
 
   /** A put or signal, whose places the caller fills in before it hands it over. The caller has looked at `isFull`. */
-  enter(owner: OperationOwner, post: number, kind: number): QueuedOperation {
+  enter(owner: OperationOwner, kind: number): QueuedOperation {
     const operation = this.#at(this.#next++);
     operation.kind = kind;
     operation.owner = owner;
-    operation.post = post;
     operation.parts = undefined;
     operation.message = NO_MESSAGE;
     operation.isOver = false;
@@ -216,12 +215,17 @@ export class OperationQueue {
     return this.#unstarted !== this.#next || (this.#ring?.unposted ?? 0) > 0;
   }
 
-  /** False if the message of the owner's post is on its way: what has begun cannot be taken back. */
-  canCancel(owner: OperationOwner, post: number): boolean {
+  /**
+   * The owner's transfer ends with the error if nothing of it was started. If something was, nothing more will be, and the
+   * transfer ends when the device is through. False if its message is on its way, which cannot be held back: it ends by itself, and soon.
+   */
+  cancel(owner: OperationOwner, error: WeftlineError): boolean {
     for (let number = this.#oldest; number < this.#next; number++) {
       const operation = this.#at(number);
-      if (operation.owner !== owner || operation.post !== post || operation.isOver) continue;
-      return operation.message === NO_MESSAGE || number >= this.#unstarted;
+      if (operation.owner !== owner || operation.isOver) continue;
+      const isStarted = number < this.#unstarted + (this.#writer.isPartial ? 1 : 0);
+      if (!isStarted) this.#end(operation, error);
+      return !isStarted || operation.message === NO_MESSAGE || number >= this.#unstarted;
     }
     return false;
   }
@@ -238,7 +242,7 @@ export class OperationQueue {
     if (operation.isOver) return;
     operation.isOver = true;
     if (error !== undefined && operation.message !== NO_MESSAGE) this.#messages.drop(operation.message);
-    operation.owner.ended(operation.post, error);
+    operation.owner.ended(error);
   }
 
   #retire(): void {
@@ -269,7 +273,7 @@ export class OperationQueue {
 
   /** Ends it if its owner gave it up, or the peer has taken the memory back. What was started of it goes on. */
   #isWanted(operation: QueuedOperation): boolean {
-    const isCancelled = !operation.owner.wants(operation.post);
+    const isCancelled = !operation.owner.wants;
     if (!isCancelled && !this.#isWithdrawn(operation)) return true;
     if (operation.message !== NO_MESSAGE) this.#messages.drop(operation.message);
     operation.message = NO_MESSAGE;

@@ -121,7 +121,7 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
     if (this.error !== undefined) throw this.error;
     const { queue } = this;
     queue.requireRoom();
-    queue.enterTransfer(nobody, 0, nothing, false, this.reserve(message));
+    queue.enterTransfer(nobody, nothing, false, this.reserve(message));
     this.flush();
   }
 

@@ -13,7 +13,13 @@ import {
 } from '../backend.ts';
 import type { OperationQueue } from './operation-queue.ts';
 import { areWithdrawn, type RegionUser, RdmaRegion, RdmaRemoteRegion, withdrawnError } from './rdma-region.ts';
-import { NO_MESSAGE, operationKinds, type OperationOwner, type RequestParts } from './request-writer.ts';
+import {
+  NO_MESSAGE,
+  operationKinds,
+  type OperationOwner,
+  type QueuedOperation,
+  type RequestParts,
+} from './request-writer.ts';
 
 /** What transfers and channels need of their link. */
 export interface OperationLink {
@@ -41,8 +47,8 @@ abstract class Poster implements OperationOwner, RegionUser {
     this.link = link;
   }
 
-  abstract wants(post: number): boolean;
-  abstract ended(post: number, error: WeftlineError | undefined): void;
+  abstract readonly wants: boolean;
+  abstract ended(error: WeftlineError | undefined): void;
   abstract endUse(): Promise<void>;
 
   protected use(region: RdmaRegion): void {
@@ -63,8 +69,8 @@ export class RdmaTransfer extends Poster implements BackendTransfer {
   error: WeftlineError | undefined;
   readonly #parts: RequestParts;
   readonly #isRead: boolean;
-  /** Counts posts; those that were cancelled may still be in the queue. */
-  #posts = 0;
+  /** Why the post under way was cancelled: it has ended when the device is through with it. */
+  #cancelled: WeftlineError | undefined;
   #release: Promise<void> | undefined;
 
   constructor(
@@ -90,17 +96,16 @@ export class RdmaTransfer extends Poster implements BackendTransfer {
     const number = message === undefined ? NO_MESSAGE : this.link.reserve(message);
     this.state = 'pending';
     this.error = undefined;
-    this.#posts++;
+    this.#cancelled = undefined;
     this.inQueue++;
-    queue.enterTransfer(this, this.#posts, this.#parts, this.#isRead, number);
+    queue.enterTransfer(this, this.#parts, this.#isRead, number);
     this.link.flush();
   }
 
   cancel(): void {
-    // A message that is on its way cannot be held back; its transfer ends by itself, and soon.
-    if (this.state !== 'pending' || !this.link.queue.canCancel(this, this.#posts)) return;
-    this.state = 'failed';
-    this.error = new WeftlineError('WL_CLOSED', 'The transfer was cancelled');
+    if (this.state !== 'pending' || this.#cancelled !== undefined) return;
+    const error = new WeftlineError('WL_CLOSED', 'The transfer was cancelled');
+    if (this.link.queue.cancel(this, error)) this.#cancelled = error;
   }
 
   release(): Promise<void> {
@@ -114,19 +119,14 @@ export class RdmaTransfer extends Poster implements BackendTransfer {
     await this.link.settle(() => this.inQueue === 0);
   }
 
-  get holdsParts(): boolean {
-    return this.inQueue > 0;
+  get wants(): boolean {
+    return this.#cancelled === undefined;
   }
 
-  wants(post: number): boolean {
-    return this.state === 'pending' && post === this.#posts;
-  }
-
-  ended(post: number, error: WeftlineError | undefined): void {
+  ended(error: WeftlineError | undefined): void {
     this.inQueue--;
-    if (!this.wants(post)) return;
-    this.error = error;
-    this.state = error === undefined ? 'done' : 'failed';
+    this.error = this.#cancelled ?? error;
+    this.state = this.error === undefined ? 'done' : 'failed';
   }
 }
 
@@ -158,12 +158,11 @@ export class RdmaChannel extends Poster implements BackendChannel {
   put({ local, localOffset, remote, remoteOffset, bytes }: PutPlace): boolean {
     const to = this.#begin(remote);
     if (bytes === 0) return true;
-    const { queue } = this.link;
-    if (queue.isFull) return false;
+    if (this.link.queue.isFull) return false;
     const from = own(RdmaRegion, local);
     if (from.isReleased) throw new WeftlineError('WL_CLOSED', 'The registration of the memory of a put was closed');
     this.use(from);
-    const operation = queue.enter(this, this.#count(), operationKinds.put);
+    const operation = this.#enter(operationKinds.put);
     operation.region = to;
     operation.remoteAddress = to.address + remoteOffset;
     operation.localAddress = from.address + localOffset;
@@ -197,11 +196,11 @@ export class RdmaChannel extends Poster implements BackendChannel {
     return this.inQueue === 0;
   }
 
-  wants(): boolean {
+  get wants(): boolean {
     return this.#error === undefined;
   }
 
-  ended(_post: number, error: WeftlineError | undefined): void {
+  ended(error: WeftlineError | undefined): void {
     this.inQueue--;
     if (this.#error !== undefined) return;
     if (error === undefined) this.delivered++;
@@ -228,9 +227,8 @@ export class RdmaChannel extends Poster implements BackendChannel {
   #change(kind: number, remote: BackendRemoteRegion, offset: number, low: number, high: number): boolean {
     const to = this.#begin(remote);
     requireCell(to, offset);
-    const { queue } = this.link;
-    if (queue.isFull) return false;
-    const operation = queue.enter(this, this.#count(), kind);
+    if (this.link.queue.isFull) return false;
+    const operation = this.#enter(kind);
     operation.region = to;
     operation.remoteAddress = to.address + offset;
     operation.low = low;
@@ -247,9 +245,10 @@ export class RdmaChannel extends Poster implements BackendChannel {
     return to;
   }
 
-  #count(): number {
+  #enter(kind: number): QueuedOperation {
     this.inQueue++;
-    return ++this.posted;
+    this.posted++;
+    return this.link.queue.enter(this, kind);
   }
 }
 

@@ -8,16 +8,16 @@ import type { RdmaRegion, RdmaRemoteRegion } from './rdma-region.ts';
 
 export const operationKinds = { write: 0, read: 1, put: 2, add: 3, store: 4 } as const;
 
-/** The one that has posted an operation. `post` tells its operations apart: the owner's own number. */
+/** The one that has posted an operation. */
 export interface OperationOwner {
-  /** Hot path. False if it is not to be started any more. */
-  wants(post: number): boolean;
+  /** Hot path. False if what it has posted is not to be started any more. */
+  readonly wants: boolean;
   /** Hot path. The device does not touch its memory any more; with an error, it was not carried out, or not all of it. */
-  ended(post: number, error: WeftlineError | undefined): void;
+  ended(error: WeftlineError | undefined): void;
 }
 
 /** Nobody asks for the end of a message of notify(), which ends as its connection does. */
-export const nobody: OperationOwner = { wants: () => true, ended: () => {} };
+export const nobody: OperationOwner = { wants: true, ended: () => {} };
 
 /** Ranges of a transfer, and the regions of both sides that they lie in. */
 export interface RequestParts {
@@ -35,7 +35,6 @@ export class QueuedOperation {
   /** One of operationKinds. */
   kind = 0;
   owner: OperationOwner = nobody;
-  post = 0;
   /** Parts of transfers. */
   parts: RequestParts | undefined;
   /** Region of puts and signals, and what they move: bytes of this side, or both halves of a number. */

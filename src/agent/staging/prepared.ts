@@ -41,7 +41,6 @@ class SlotTransfers implements PieceWay {
 
   post(slot: number, piece: Piece): boolean {
     const transfer = this.#transfers[slot]!;
-    if (transfer.holdsParts === true) return false;
     const table = this.#tables[slot]!;
     const slotOffset = this.#lane.ring.slotOffset(slot);
     for (let at = 0; at < piece.count; at++) {

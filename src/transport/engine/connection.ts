@@ -203,7 +203,14 @@ export class Connection implements TransportConnection, RequestOwner {
     if (request === undefined || !request.isPending || request.owner !== this) return false;
     const what = `The ${request.kind} ${request.kind === 'receive' ? 'from' : 'to'} ${this.peerName} was cancelled`;
     const error = new WeftlineError('WL_CLOSED', what, { details: { peer: this.peerName, handle } });
-    if (request.slot === NO_SLOT) this.abandon(request, error);
+    if (request.isWithdrawn) return true;
+    if (request.kind === 'write' && request.unacked > 0) {
+      // What is on its way may still be written there. It ends once each of its segments has arrived, those that were lost
+      // without their bytes: from then on it writes nothing over what follows, whichever path or engine carries that.
+      this.unqueue(request);
+      request.error = error;
+      request.isWithdrawn = true;
+    } else if (request.slot === NO_SLOT) this.abandon(request, error);
     else if (!request.isRetracted) {
       // It may be with the peer already. It ends once the peer says whether it has been delivered.
       request.error = error;

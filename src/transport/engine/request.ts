@@ -76,6 +76,8 @@ export class Request {
   number = 0;
   slot = -1;
   isRetracted = false;
+  /** A write that was cancelled while segments of it were under way: no further ones are made, and it fails when these have arrived. */
+  isWithdrawn = false;
 
   /** The control record that announces a receive, or for a send the one that announced the receive it met. */
   record = 0;
@@ -113,6 +115,7 @@ export class RequestTable {
     request.number = 0;
     request.slot = -1;
     request.isRetracted = false;
+    request.isWithdrawn = false;
     request.record = 0;
     request.messageBytes = -1;
     request.received = 0;

@@ -138,7 +138,8 @@ export abstract class LanePosts {
 
   /**
    * Withdraws a pending request, which then fails with WL_CLOSED, unless it ends first. The other end of a message fails with
-   * WL_PEER_FAILED if the two have met; on a connection with several lanes, also if they meet later.
+   * WL_PEER_FAILED if the two have met; on a connection with several lanes, also if they meet later. Once a write has ended, nothing
+   * of it is written there any more.
    */
   cancel(request: RequestHandle): void {
     this.slots.cancel(request, this.#numbers);

@@ -130,7 +130,9 @@ function arrived(connection: Connection, sequence: number, count: number): void 
   const request = engine.requests.find(window.request[sequence & window.mask]!);
   if (request === undefined || !request.isPending) return;
   request.unacked -= count;
-  if (request.unacked !== 0 || !request.segmented) return;
+  if (request.unacked !== 0) return;
+  if (request.isWithdrawn) return engine.fail(request, request.error as WeftlineError);
+  if (!request.segmented) return;
   // It ends with its answers.
   if (request.kind === 'read') return;
   if (request.kind !== 'signal') {

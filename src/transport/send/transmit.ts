@@ -156,7 +156,7 @@ function retransmit(connection: Connection, now: number): Outcome {
   const slot = first & window.mask;
   const handle = window.request[slot]!;
   const found = requests.find(handle);
-  const request = found !== undefined && found.isPending ? found : undefined;
+  const request = found !== undefined && found.isPending && !found.isWithdrawn ? found : undefined;
   const controller = request === undefined ? 0 : connection.send.flow(request.flow).controller;
   if (!choosePath(connection, controller, lostRun(connection, first))) return stuck(connection, chosen.resumeAt);
   const at = engine.outbox.reserve(chosen.segments * DATA_HEADER_BYTES);
@@ -166,7 +166,7 @@ function retransmit(connection: Connection, now: number): Outcome {
   let bytes = 0;
   for (let segment = 0; segment < count; segment++) {
     const sequence = (first + segment) | 0;
-    // What a request that has ended would have carried is nobody's any more.
+    // What a request that has ended or was cancelled would have carried is nobody's any more.
     if (request === undefined) window.bytes[sequence & window.mask] = 0;
     bytes += window.bytes[sequence & window.mask]!;
     window.setInFlight(sequence, burst);

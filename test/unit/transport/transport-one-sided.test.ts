@@ -645,6 +645,29 @@ test('scattered writes of many chunks go on after one was cancelled, and in the 
   for (const handle of handles) assert.equal(net.a.engine.poll(handle), requestStatus.done);
 });
 
+test('a cancelled write has ended only when nothing of it is written any more', () => {
+  for (const spread of ['whole', 'small', 'long']) {
+    for (let times = 0; times < 60; times++) {
+      const net = new Loopback({ seed: times, paths: 3, segmentBytes: 1448, loss: 0.02, reordering: 0.5 });
+      const list = spread === 'small' ? scattered(3000, 90) : scattered(100, 9000);
+      const from = net.a.region(list.sourceEnd);
+      const to = net.b.region(950_000);
+      from.bytes.fill(1);
+      const written = net.a.connection;
+      const cancelled =
+        spread === 'whole'
+          ? written.write({ region: from, offset: 0, bytes: list.sourceEnd, ...remote(to) })
+          : written.scatter({ region: from, ranges: list, ...place(to) });
+      net.run(() => isEnded(net.a, cancelled), 10 * times);
+      net.a.connection.cancel(cancelled);
+      assert.ok(net.run(() => isEnded(net.a, cancelled)));
+      const before = Uint8Array.from(to.bytes);
+      net.run(() => false, 100_000);
+      assert.ok(Buffer.from(before).equals(to.bytes), `${spread}, cancelled after ${10 * times} µs`);
+    }
+  }
+});
+
 test('scatter() and its ranges are checked before anything is sent', () => {
   const net = new Loopback({ segmentBytes: 680 });
   const local = net.a.region(1000);
