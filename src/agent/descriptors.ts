@@ -109,7 +109,7 @@ export class DescriptorList {
         Object.entries(options)
           .map(([name, value]) => `${name}: ${show(value)}`)
           .join(', '),
-        `whole numbers, with count from 1 to as many blocks as lie in the ${memory.length} bytes`,
+        `whole numbers, blockBytes and stride from 1, offset from 0, count from 1 to as many blocks as lie in the ${memory.length} bytes`,
       );
     }
     return new DescriptorList(
@@ -124,7 +124,7 @@ export class DescriptorList {
   /** All entries of all lists, in this order. Fails with WL_INVALID_ARGUMENT if there is no list, or lists of both kinds. */
   static join(lists: readonly DescriptorList[]): DescriptorList {
     const kind = Array.isArray(lists) ? lists[0]?.kind : undefined;
-    if (kind === undefined) throw invalidArgument('lists', lists, 'at least one list');
+    if (kind === undefined) throw invalidArgument('lists', lists, 'an array of at least one list');
     for (const list of lists) requireList('list', list);
     const joined = runsOf(lists.reduce((sum, { runs }) => sum + runs.counts.length, 0));
     let at = 0;
@@ -210,7 +210,7 @@ export class DescriptorList {
 
   /** Where entry `index` lies, and its bytes. Fails with WL_INVALID_ARGUMENT for an index that there is not. */
   entry(index: number): { readonly address: number; readonly length: number } {
-    this.#finder.find(index);
+    if (!this.#finder.find(index)) throw noEntry('index', index, this, 'the list');
     const { run, within } = this.#finder;
     const { addresses, lengths, strides } = this.runs;
     return { address: addresses[run]! + within * strides[run]!, length: lengths[run]! };
@@ -229,7 +229,7 @@ export class DescriptorList {
     let [next, lastRun] = [-1, -1];
     for (let at = 0; at < count; at++) {
       const index = indices[at]!;
-      finder.find(index);
+      if (!finder.find(index)) throw noEntry(`indices[${at}]`, index, this, 'the list');
       const { run, within } = finder;
       if (index === next && run === lastRun) {
         selected.counts[made - 1]! += 1;
@@ -321,13 +321,12 @@ export class RunFinder {
     this.#areSingle = counts.length === length;
   }
 
-  /** Hot path. Fails with WL_INVALID_ARGUMENT for what is no index of an entry. */
-  find(index: number): void {
-    if (!(Number.isInteger(index) && index >= 0 && index < this.#length))
-      throw invalidArgument('index', index, `0 to ${this.#length - 1}`);
+  /** Hot path. False for what is no index of an entry. */
+  find(index: number): boolean {
+    if (!(Number.isInteger(index) && index >= 0 && index < this.#length)) return false;
     if (this.#areSingle) {
       this.run = index;
-      return;
+      return true;
     }
     const starts = (this.#starts ??= startsOf(this.#counts));
     let { run } = this;
@@ -341,7 +340,14 @@ export class RunFinder {
       this.run = run;
     }
     this.within = index - starts[run]!;
+    return true;
   }
+}
+
+/** An index that a list does not have; `argument` says which one it is. */
+// oxlint-disable-next-line max-params -- they are few and of different types
+export function noEntry(argument: string, index: number, { length }: DescriptorList, list: string): WeftlineError {
+  return invalidArgument(argument, index, `the number of an entry of ${list}, 0 to ${length - 1}`);
 }
 
 function startsOf(counts: Uint32Array): Float64Array {

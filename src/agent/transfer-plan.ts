@@ -4,7 +4,7 @@ import { checkOptions, isWhole, type OptionNames } from '../core/check-options.t
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { PartTable, PartWriter } from '../transport/part-table.ts';
 import type { MemoryKind, PlannedTransfer, TransferOperation } from './backend.ts';
-import { type DescriptorList, RunFinder } from './descriptors.ts';
+import { type DescriptorList, noEntry, RunFinder } from './descriptors.ts';
 
 /** A region of either side, for looking up addresses. */
 interface AddressRange {
@@ -225,11 +225,12 @@ export class SelectionPlan<L extends AddressRange, R extends AddressRange> {
   readonly #here: PlacedRuns<L>;
   readonly #there: PlacedRuns<R>;
   readonly #writer: PartWriter;
+  #isSelecting = false;
 
   /** Fails with WL_INVALID_ARGUMENT: an empty list, or a range that lies in no registered region or leaves it. */
   constructor(local: PlanSide<L>, remote: PlanSide<R>, { merge }: { readonly merge: boolean }) {
-    this.#here = new PlacedRuns(local);
-    this.#there = new PlacedRuns(remote);
+    this.#here = new PlacedRuns(local, 'local');
+    this.#there = new PlacedRuns(remote, 'remote');
     const parts = PartTable.withRoom(Math.min(MAX_SELECTED, Math.max(local.list.length, remote.list.length)));
     this.#writer = new PartWriter(parts, merge);
     this.plan = { locals: this.#here.regions, remotes: this.#there.regions, parts, isBySelection: true };
@@ -241,7 +242,17 @@ export class SelectionPlan<L extends AddressRange, R extends AddressRange> {
    */
   select(selection: Selection): void {
     checkOptions(selection, selectionNames, 'selection');
-    const { local, remote = local } = selection;
+    if (this.#isSelecting)
+      throw invalidArgument('selection', selection, 'no post while the arrays of another are read');
+    this.#isSelecting = true;
+    try {
+      this.#select(selection);
+    } finally {
+      this.#isSelecting = false;
+    }
+  }
+
+  #select({ local, remote = local }: Selection): void {
     const { parts } = this.plan;
     const count = checkIndices('selection.local', local, parts.capacity);
     if (checkIndices('selection.remote', remote, parts.capacity) !== count) {
@@ -252,13 +263,21 @@ export class SelectionPlan<L extends AddressRange, R extends AddressRange> {
     this.#writer.restart();
     let bytes = 0;
     for (let at = 0; at < count; at++) {
-      here.finder.find(local[at]!);
-      there.finder.find(remote[at]!);
+      const index = local[at]!;
+      const remoteIndex = remote[at]!;
+      if (!here.finder.find(index)) throw noEntry(`selection.local[${at}]`, index, here.list, 'the local list');
+      if (!there.finder.find(remoteIndex)) {
+        const list = remote === local ? 'the remote list (it is local, if left out)' : 'the remote list';
+        throw noEntry(`selection.remote[${at}]`, remoteIndex, there.list, list);
+      }
       const { run, within } = here.finder;
       const { run: remoteRun, within: remoteWithin } = there.finder;
       const size = here.lengths[run]!;
       const remoteSize = there.lengths[remoteRun]!;
-      if (remoteSize !== size) throw otherSize(remote[at]!, size, remoteSize);
+      if (remoteSize !== size) {
+        const expected = `an entry of ${size} bytes, as local entry ${index} has`;
+        throw invalidArgument(`selection.remote[${at}]`, `entry ${remoteIndex}, of ${remoteSize} bytes`, expected);
+      }
       const stride = here.strides[run]!;
       const remoteStride = there.strides[remoteRun]!;
       const from = here.offsets[run]! + within * stride;
@@ -283,6 +302,7 @@ function checkIndices(name: string, indices: ArrayLike<number>, most: number): n
 class PlacedRuns<T extends AddressRange> {
   /** Regions that the list touches, each once. */
   readonly regions: readonly T[];
+  readonly list: DescriptorList;
   readonly finder: RunFinder;
   /** Columns by run: its region, bytes from the begin of that, and sizes and distances of its ranges. */
   readonly region: Uint32Array;
@@ -290,10 +310,10 @@ class PlacedRuns<T extends AddressRange> {
   readonly lengths: Float64Array;
   readonly strides: Float64Array;
 
-  constructor(side: PlanSide<T>) {
+  constructor(side: PlanSide<T>, name: 'local' | 'remote') {
     const { list, regions } = side;
     const { addresses, lengths, strides, counts } = list.runs;
-    if (list.length === 0) throw invalidArgument('length', 0, 'at least one descriptor');
+    if (list.length === 0) throw invalidArgument(`${name}.length`, 0, 'at least one descriptor');
     const finder = new RegionFinder(regions, list.kind);
     const placed = { region: [] as number[], offsets: [] as number[], runs: [] as number[], counts: [] as number[] };
     let entry = 0;
@@ -312,6 +332,7 @@ class PlacedRuns<T extends AddressRange> {
       }
       entry += counts[run]!;
     }
+    this.list = list;
     this.regions = finder.found;
     this.finder = new RunFinder(Uint32Array.from(placed.counts), list.length);
     this.region = Uint32Array.from(placed.region);

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../support/fast-check.ts';
+import { WeftlineError } from 'weftline';
 import { DescriptorList } from 'weftline/agent';
 import { cutAlike } from '#lib/agent/endpoint/mover.js';
 import { MAX_SELECTED, planTransfer, RegionFinder, SelectionPlan } from '#lib/agent/transfer-plan.js';
@@ -417,6 +418,76 @@ test('what goes on in both lists is one row of a selection, and more than a tabl
     message: /Descriptor 2000000 .* lies in no region/,
   });
 });
+
+test('an index that is none is told with its list, its side and its place', () => {
+  const memory = { kind: 'host', address: 0, length: 4096, name: 'm' } as const;
+  const ours = DescriptorList.blocks(memory, { blockBytes: 16 });
+  const theirs = DescriptorList.blocks(memory, { blockBytes: 16, count: 63 }).concat(DescriptorList.of(memory, 0, 64));
+  const [here, there] = [
+    { list: ours, regions: [memory], owner: 'x' },
+    { list: theirs, regions: [memory], owner: 'x' },
+  ];
+  const chosen = new SelectionPlan(here, there, { merge: true });
+  const message = (local: unknown, remote?: unknown): string => {
+    const selection = { local, ...(remote === undefined ? {} : { remote }) } as Parameters<typeof chosen.select>[0];
+    return thrownBy(() => chosen.select(selection));
+  };
+  const ofOurs = 'the number of an entry of the local list, 0 to 255';
+  const ofTheirs = 'the number of an entry of the remote list, 0 to 63';
+  assert.equal(message([0, 256], [0, 1]), `Invalid selection.local[1]: expected ${ofOurs}, got 256`);
+  assert.equal(message([0, 1, 2], [0, 1, -1]), `Invalid selection.remote[2]: expected ${ofTheirs}, got -1`);
+  assert.equal(message(BigInt64Array.of(7n), [0]), `Invalid selection.local[0]: expected ${ofOurs}, got 7n`);
+  // It was found among those of the local list, and there alone.
+  assert.equal(
+    message(Int32Array.of(0, 64)),
+    `Invalid selection.remote[1]: expected ${ofTheirs.replace(',', ' (it is local, if left out),')}, got 64`,
+  );
+  assert.equal(
+    message([5], [63]),
+    'Invalid selection.remote[0]: expected an entry of 16 bytes, as local entry 5 has, got "entry 63, of 64 bytes"',
+  );
+  assert.equal(
+    thrownBy(() => ours.select([3, 0.5])),
+    'Invalid indices[1]: expected the number of an entry of the list, 0 to 255, got 0.5',
+  );
+  assert.equal(
+    thrownBy(() => ours.entry(256)),
+    'Invalid index: expected the number of an entry of the list, 0 to 255, got 256',
+  );
+  const none = { ...there, list: theirs.select([]) };
+  assert.match(
+    thrownBy(() => new SelectionPlan(here, none, { merge: true })),
+    /^Invalid remote\.length/,
+  );
+});
+
+test('a selection that is read is not replaced by another one', () => {
+  const memory = { kind: 'host', address: 0, length: 4096, name: 'm' } as const;
+  const side = { list: DescriptorList.blocks(memory, { blockBytes: 16 }), regions: [memory], owner: 'x' };
+  const chosen = new SelectionPlan(side, side, { merge: true });
+  const careless = {
+    length: 1,
+    get 0() {
+      chosen.select({ local: [7] });
+      return 5;
+    },
+  };
+  assert.throws(() => chosen.select({ local: careless }), { code: 'WL_INVALID_ARGUMENT', message: /no post while/ });
+  chosen.select({ local: [3] });
+  assert.equal(namedParts(chosen.plan)[0]?.localOffset, 48);
+});
+
+/** The message of what it throws, which is WL_INVALID_ARGUMENT. */
+function thrownBy(call: () => unknown): string {
+  try {
+    call();
+  } catch (error) {
+    assert.ok(error instanceof WeftlineError);
+    assert.equal(error.code, 'WL_INVALID_ARGUMENT');
+    return error.message;
+  }
+  return assert.fail('it threw nothing');
+}
 
 test('blocks of equal shape are one row, however many they are', () => {
   const memory = { kind: 'host', address: 0, length: 2 ** 40, name: 'm' } as const;
