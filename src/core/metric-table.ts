@@ -155,12 +155,14 @@ export const metricTable = {
   weftline_kv_blocks: {
     kind: 'gauge',
     labels: ['store', 'state'],
-    help: 'Blocks of a KV store of this process: free, reserved (being written) and sealed',
+    isSum: true,
+    help: 'Blocks of KV stores of this process, by name: free, reserved (being written) and sealed',
   },
   weftline_kv_leases: {
     kind: 'gauge',
     labels: ['store'],
-    help: 'Leases on blocks of a KV store of this process that have not ended',
+    isSum: true,
+    help: 'Leases on blocks of KV stores of this process, by name, that have not ended',
   },
   weftline_kv_reads_total: {
     kind: 'counter',
@@ -183,6 +185,8 @@ export const metricTable = {
 interface MetricDeclaration {
   readonly kind: MetricKind;
   readonly labels: readonly string[];
+  /** A gauge of equal labels is added up; else the largest counts. */
+  readonly isSum?: true;
   readonly help: string;
 }
 

@@ -11,7 +11,7 @@ import { checkTicket, identitySum, type KvTicket } from './kv-ticket.ts';
 
 /** A store's name and memory. */
 export interface KvStoreOptions extends KvMemory {
-  /** What metrics and errors call it: a name of its own for each store of a process. */
+  /** What metrics and errors call it. Stores of a process that share a name are counted together. */
   readonly name: string;
   /** Most leases at a time; 1024 by default. */
   readonly leases?: number;

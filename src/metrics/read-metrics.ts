@@ -110,7 +110,7 @@ export async function readMetrics(): Promise<MetricsSnapshot> {
   };
 }
 
-/** Adds up counters and summaries of equal labels; of gauges, the largest counts. */
+/** Adds up counters, summaries and some gauges of equal labels; of other gauges, the largest counts. */
 function merged(samples: readonly Sample[]): MetricSeries[] {
   const byLabels = new Map<string, { readonly sample: Sample; value: number; count: number }>();
   for (const sample of samples) {
@@ -118,8 +118,9 @@ function merged(samples: readonly Sample[]): MetricSeries[] {
     const known = byLabels.get(key);
     if (known === undefined) byLabels.set(key, { sample, value: sample.value, count: sample.count ?? 0 });
     else {
-      const isGauge = metricTable[sample.name].kind === 'gauge';
-      known.value = isGauge ? Math.max(known.value, sample.value) : known.value + sample.value;
+      const metric = metricTable[sample.name];
+      const isLargest = metric.kind === 'gauge' && !('isSum' in metric);
+      known.value = isLargest ? Math.max(known.value, sample.value) : known.value + sample.value;
       known.count += sample.count ?? 0;
     }
   }
