@@ -9,7 +9,7 @@ import type { LaunchPlan } from '../device/cuda/kernel.ts';
 import { kernelFiles } from '../device/cuda/kernel-files.ts';
 import type { Tensor } from '../device/tensor.ts';
 import { joinChecksums, shiftOf, threadTables } from './crc32.ts';
-import type { KvMemory, KvRanges } from './kv-memory.ts';
+import type { KvMemory, KvPart, KvRanges } from './kv-memory.ts';
 
 /** Sums blocks up where they lie. */
 export abstract class BlockSums {
@@ -52,12 +52,13 @@ export async function openBlockSums(memory: KvMemory, ranges: KvRanges): Promise
 const TURN_BYTES = 4 << 20;
 
 class HostSums extends BlockSums {
-  readonly #memory: KvMemory;
+  readonly #parts: readonly Pick<KvPart, 'memory' | 'offset'>[];
   readonly #ranges: KvRanges;
 
   constructor(memory: KvMemory, ranges: KvRanges) {
     super();
-    this.#memory = memory;
+    // The caller's array may serve for another store next.
+    this.#parts = memory.parts.map(({ memory: one, offset }) => ({ memory: one, offset: offset ?? 0 }));
     this.#ranges = ranges;
   }
 
@@ -68,10 +69,10 @@ class HostSums extends BlockSums {
       if (begin > 0) await new Promise((resolve) => setImmediate(resolve));
       this.checkOpen();
       // Anew in each turn: memory that was closed meanwhile must not be touched.
-      const views = this.#memory.parts.map(({ memory }) => memory.bytes);
+      const views = this.#parts.map(({ memory }) => memory.bytes);
       for (let at = begin; at < Math.min(begin + blocksPerTurn, blocks.length); at++) {
         for (const [index, { stride, bytes }] of this.#ranges.parts.entries()) {
-          const from = (this.#memory.parts[index]!.offset ?? 0) + blocks[at]! * stride;
+          const from = this.#parts[index]!.offset! + blocks[at]! * stride;
           sums[at] = crc32(views[index]!.subarray(from, from + bytes), sums[at]);
         }
       }

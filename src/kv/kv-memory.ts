@@ -94,7 +94,7 @@ export class KvRanges {
     if (blocks * parts.length > MAX_KV_RANGES) {
       throw invalidArgument('blocks times parts', blocks * parts.length, `at most ${MAX_KV_RANGES}`);
     }
-    const all: readonly KvPart[] = parts;
+    const all: readonly KvPart[] = Array.from(parts);
     const places = all.map((part, index) => placeOf(agent, part, index, blocks));
     const { kind, memory: first } = all[0]!.memory;
     for (const [index, { memory: other }] of all.entries()) {

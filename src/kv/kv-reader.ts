@@ -212,7 +212,9 @@ export class KvLease {
     if (!Array.isArray(blocks) || blocks.length !== keys.length || new Set(blocks).size !== keys.length) {
       throw invalidArgument('blocks', blocks, `${keys.length} different numbers, one per key of the ticket`);
     }
-    for (const block of blocks as readonly number[]) {
+    // The caller's array may change meanwhile.
+    const places: readonly number[] = [...blocks];
+    for (const block of places) {
       if (!isWhole(block, 0) || block >= ranges.blocks)
         throw invalidArgument('block', block, `0 to ${ranges.blocks - 1}`);
       if (busy.has(block))
@@ -224,13 +226,13 @@ export class KvLease {
           'one that no GPU may still write to, as an earlier read had no end: take another',
         );
     }
-    for (const block of blocks) busy.add(block);
+    for (const block of places) busy.add(block);
     try {
-      const results = await this.#read(blocks, wait);
+      const results = await this.#read(places, wait);
       count(store, results);
       return results;
     } finally {
-      for (const block of blocks) busy.delete(block);
+      for (const block of places) busy.delete(block);
     }
   }
 

@@ -370,6 +370,6 @@ export class KvStore implements AsyncDisposable {
 }
 
 function requireKeys(keys: readonly string[]): void {
-  if (Array.isArray(keys) && keys.every((key) => typeof key === 'string')) return;
+  if (Array.isArray(keys) && Array.from(keys).every((key) => typeof key === 'string')) return;
   throw invalidArgument('keys', keys, 'an array of texts');
 }

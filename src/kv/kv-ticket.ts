@@ -55,7 +55,7 @@ export function checkTicket(ticket: unknown): KvTicket {
   const expected = 'what ticket() of a store returned';
   if (typeof ticket === 'string') throw invalidArgument('ticket', ticket, `${expected}: JSON.parse it first`);
   const { success, data, error } = ticketShape.safeParse(ticket);
-  if (!success) throw wrong(`${error.issues[0]?.path.join('.')}: ${error.issues[0]?.message}`);
+  if (!success) throw wrong([...error.issues[0]!.path, error.issues[0]!.message].join(': '));
   const { keys, blocks, generations, checksums } = data;
   if ([blocks, generations, checksums].every(({ length }) => length === keys.length)) return data;
   throw wrong(`columns of ${keys.length}, ${blocks.length}, ${generations.length} and ${checksums.length} elements`);

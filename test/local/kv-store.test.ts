@@ -422,6 +422,7 @@ test('errors of arguments name them', async () => {
   const ticket = store.ticket(['a']);
   assert.throws(() => reader.open(JSON.stringify(ticket) as never), { message: /JSON\.parse it first/ });
   assert.throws(() => reader.open({ ...ticket, blocks: [0.5] }), { message: /got blocks: not a list/ });
+  assert.throws(() => reader.open(undefined as never), { message: /got Invalid input: expected object/ });
   // One problem is enough.
   const many = Array.from({ length: 200_000 }, () => 'x');
   assert.throws(() => reader.open({ ...ticket, blocks: many as never, generations: many as never }), {
@@ -492,7 +493,8 @@ test('what is no ticket, no key and no block is refused before anything moves', 
   await assert.rejects(lease.read([0, 1], { timeoutMs: -1 }), invalid);
   const aborted = AbortSignal.abort(new Error('enough'));
   await assert.rejects(lease.read([0, 1], { signal: aborted }), { message: 'enough' });
-  for (const wrong of [undefined, 'a', [1], [undefined]]) assert.throws(() => store.reserve(wrong as never), invalid);
+  for (const wrong of [undefined, 'a', [1], [undefined], Array(1)])
+    assert.throws(() => store.reserve(wrong as never), invalid);
   for (const [keys, blocks] of [
     [['a']],
     [['n', 'n']],
@@ -508,11 +510,37 @@ test('what is no ticket, no key and no block is refused before anything moves', 
   await assert.rejects(store.seal(['a']), invalid);
   await assert.rejects(store.seal(['none']), invalid);
   assert.throws(() => store.ticket(['a'], { ms: 1 } as never), invalid);
-  for (const options of [{ name: '' }, { leases: 0 }, { block: 1 }]) {
+  for (const options of [{ name: '' }, { leases: 0 }, { block: 1 }, { parts: Array<KvPart>(1) }]) {
     const all = { name: 'x', blocks: BLOCKS, parts: there.parts, ...options };
     await assert.rejects(KvStore.create(there.agent, all), invalid);
   }
   await assert.rejects(KvStore.create({} as never, { name: 'x', blocks: 1, parts: there.parts }), invalid);
+});
+
+test('arrays of the caller are read during the call alone', async () => {
+  await using pair = await openPair();
+  const { there, here } = pair;
+  const [theirs, ours] = [[...there.parts], [...here.parts]];
+  const store = await KvStore.create(there.agent, { name: 'own arrays', blocks: BLOCKS, parts: theirs });
+  const reader = await KvReader.create(here.agent, { blocks: BLOCKS, parts: ours });
+  // As a program does that fills one array for one store after the other.
+  theirs.length = 0;
+  ours.length = 0;
+  const keys = ['a', 'b'];
+  for (const [at, block] of store.reserve(keys).entries()) writeContent(there, block, keys[at]!);
+  await store.seal(keys);
+  await pair.load();
+  const lease = reader.open(store.ticket(keys));
+  const places = [4, 5];
+  const reading = lease.read(places);
+  places.fill(7);
+  const results = await reading;
+  assert.deepEqual(outcomes(here, results), ['hit', 'hit']);
+  assert.deepEqual(
+    results.map((result) => result.isHit && result.block),
+    [4, 5],
+  );
+  assert.deepEqual(outcomes(here, await lease.read([5, 4])), ['hit', 'hit']);
 });
 
 test('parts of other sizes are told', async () => {
@@ -542,6 +570,15 @@ test('blocks, leases, reads and bytes of a store are metrics', async () => {
     { labels: { store: 'cache', state: 'sealed' }, value: 2 },
   ]);
   assert.deepEqual(seriesOf('weftline_kv_leases'), [{ labels: { store: 'cache' }, value: 1 }]);
+  // Stores of one name are counted together, as their reads are.
+  await using namesake = await KvStore.create(pair.here.agent, { name: 'cache', blocks: 2, parts: pair.here.parts });
+  namesake.reserve(['d']);
+  const { metrics: both } = await readMetrics();
+  assert.deepEqual(
+    both.find(({ name }) => name === 'weftline_kv_blocks')?.series.map(({ value }) => value),
+    [6, 2, 2],
+  );
+  await namesake.close();
   assert.deepEqual(seriesOf('weftline_kv_reads_total'), [
     { labels: { store: 'cache', result: 'hit' }, value: 2 },
     { labels: { store: 'cache', result: 'not-found' }, value: 1 },

@@ -21,7 +21,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/windows': [1613, 44],
   'src/transport': [15_339, 299],
   'src/agent': [19_011, 388],
-  'src/kv': [1680, 42],
+  'src/kv': [1683, 42],
   'src/device-api': [2865, 48],
   'src/group': [2998, 65],
   'src/ep': [15_240, 277],
