@@ -167,7 +167,7 @@ function retransmit(connection: Connection, now: number): Outcome {
   for (let segment = 0; segment < count; segment++) {
     const sequence = (first + segment) | 0;
     // What a request that has ended or was cancelled would have carried is nobody's any more.
-    if (request === undefined) window.bytes[sequence & window.mask] = 0;
+    if (request === undefined && !isOfChunk(window.offset[slot]!)) window.bytes[sequence & window.mask] = 0;
     bytes += window.bytes[sequence & window.mask]!;
     window.setInFlight(sequence, burst);
   }
@@ -208,6 +208,11 @@ function lostRun(connection: Connection, first: number): number {
   return count;
 }
 
+/** True of bytes of a chunk. They go on when their request has ended: the peer may have the order by which it scatters them. */
+function isOfChunk(entry: number): boolean {
+  return entry >= CHUNK_ENTRY && entry < SCATTER_ENTRY;
+}
+
 /**
  * Fills in where segments belong and where their bytes lie, by what the window notes of the first; no request: nowhere, they
  * only take their numbers.
@@ -222,15 +227,17 @@ function addressTo(connection: Connection, request: Request | undefined, entry: 
   template.offset = entry;
   outgoing.region = request?.region;
   outgoing.from = (request?.offset ?? 0) + entry;
-  if (request === undefined) {
+  if (isOfChunk(entry)) {
+    addressChunk(connection, entry % CHUNK_ENTRY);
+  } else if (request === undefined) {
     template.flags = packetFlags.skip;
     template.payloadBytes = 0;
     template.lastPayloadBytes = 0;
     template.offset = 0;
   } else if (entry >= RANGE_ENTRY) {
     addressRange(connection, request, entry - RANGE_ENTRY);
-  } else if (entry >= CHUNK_ENTRY) {
-    addressChunk(connection, request, entry);
+  } else if (entry >= SCATTER_ENTRY) {
+    addressOrder(connection, request, (entry - SCATTER_ENTRY) / CHUNK_BYTES);
   } else if (request.kind === 'signal') {
     template.flags = packetFlags.region | packetFlags.signal;
     template.offset = request.value % 2 ** 32;
@@ -264,31 +271,30 @@ function addressRange({ engine: { template } }: Connection, request: Request, pl
   outgoing.from = addressed.source(ranges) + template.offset;
 }
 
-/** The segments are a part of a chunk, or say what to do with it. */
-function addressChunk({ engine: { template }, send: { chunks } }: Connection, request: Request, entry: number): void {
+/** The segment says what to do with a chunk. */
+function addressOrder({ engine: { template }, send: { chunks } }: Connection, request: Request, chunk: number): void {
   if (chunks === undefined) return;
-  const place = entry % CHUNK_ENTRY;
-  template.offset = place;
-  if (entry >= SCATTER_ENTRY) {
-    const chunk = place / CHUNK_BYTES;
-    template.offset = chunk * 2 ** 32 + (chunks.checksums[chunk]! >>> 0);
-    template.base = chunks.places[chunk]!;
-    template.messageBytes = chunks.bytes[chunk]!;
-    if (request.kind === 'read') {
-      template.flags = packetFlags.region | packetFlags.gather;
-      template.base += request.flow * 2 ** 32;
-      template.messageBytes = request.handle;
-    } else {
-      template.flags = request.kind === 'write' ? packetFlags.region | packetFlags.scatter : packetFlags.scatter;
-    }
-    return;
+  template.offset = chunk * 2 ** 32 + (chunks.checksums[chunk]! >>> 0);
+  template.base = chunks.places[chunk]!;
+  template.messageBytes = chunks.bytes[chunk]!;
+  if (request.kind === 'read') {
+    template.flags = packetFlags.region | packetFlags.gather;
+    template.base += request.flow * 2 ** 32;
+    template.messageBytes = request.handle;
+  } else {
+    template.flags = request.kind === 'write' ? packetFlags.region | packetFlags.scatter : packetFlags.scatter;
   }
+}
+
+/** The segments are a part of a chunk. */
+function addressChunk({ engine: { template }, send: { chunks } }: Connection, place: number): void {
   template.flags = packetFlags.chunk;
   template.target = 0;
   template.targetKey = 0;
   template.base = 0;
+  template.offset = place;
   template.messageBytes = LANDING_BYTES;
-  outgoing.region = chunks.region;
+  outgoing.region = chunks?.region;
   outgoing.from = place;
 }
 

@@ -462,7 +462,8 @@ function takeReject(connection: Connection, { a, b, bytes }: Record): boolean {
   const sequence = a | 0;
   if (!window.isOutstanding(sequence) || window.isAcked(sequence)) return true;
   const request = engine.requests.find(window.request[sequence & window.mask]!);
-  if (request?.isPending) fail(connection, request, b, bytes);
+  // A write that was cancelled ends when none of its segments is under way: others may still be taken.
+  if (request?.isPending && !request.isWithdrawn) fail(connection, request, b, bytes);
   return true;
 }
 

@@ -668,6 +668,52 @@ test('a cancelled write has ended only when nothing of it is written any more', 
   }
 });
 
+test('a write that is cancelled while a packet of a chunk is missing writes no bytes of an earlier chunk', () => {
+  const list = scattered(60, 300);
+  for (let lost = 0; lost < 7; lost++) {
+    let sent = Number.NEGATIVE_INFINITY;
+    const net = new Loopback({ segmentBytes: 1448, lose: ({ to }) => to.name === 'b' && sent++ === lost });
+    const from = net.a.region(list.sourceEnd);
+    const to = net.b.region(60 * 303);
+    const scatter = (region: Region) => net.a.connection.scatter({ region: from, ranges: list, ...place(region) });
+    from.bytes.fill(9);
+    const earlier = scatter(net.b.region(60 * 303));
+    assert.ok(net.run(() => isEnded(net.a, earlier)));
+    net.settle();
+    from.bytes.fill(1);
+    sent = 0;
+    const cancelled = scatter(to);
+    net.run(() => false, 15);
+    assert.ok(sent > 7, `${sent} packets`);
+    net.a.connection.cancel(cancelled);
+    assert.ok(net.run(() => isEnded(net.a, cancelled)));
+    assert.equal(net.a.engine.requestError(cancelled)?.code, 'WL_CLOSED');
+    net.settle();
+    const foreign = to.bytes.findIndex((byte) => byte > 1);
+    assert.equal(foreign, -1, `packet ${lost} was lost: ${to.bytes[foreign]} at ${foreign}`);
+  }
+});
+
+test('a cancelled write of which a range is refused has ended only when nothing of it is written any more', () => {
+  for (let times = 0; times < 60; times++) {
+    const net = new Loopback({ seed: times, paths: 3, segmentBytes: 8952, delay: (path) => 10 + 30 * path });
+    const from = net.a.region(60 * 8000);
+    const to = net.b.region(60 * 8000);
+    from.bytes.fill(1);
+    const places = Float64Array.from({ length: 60 }, (_, range) => range * 8000);
+    const targets = places.with(times % 5, to.bytes.length - 1);
+    const list = new RangeList({ sources: places, targets, lengths: new Float64Array(60).fill(8000) });
+    const cancelled = net.a.connection.scatter({ region: from, ranges: list, ...place(to) });
+    net.run(() => isEnded(net.a, cancelled), 2);
+    net.a.connection.cancel(cancelled);
+    assert.ok(net.run(() => isEnded(net.a, cancelled)));
+    assert.equal(net.a.engine.requestError(cancelled)?.code, 'WL_CLOSED');
+    const before = Uint8Array.from(to.bytes);
+    net.settle();
+    assert.ok(Buffer.from(before).equals(to.bytes), `seed ${times}`);
+  }
+});
+
 test('scatter() and its ranges are checked before anything is sent', () => {
   const net = new Loopback({ segmentBytes: 680 });
   const local = net.a.region(1000);
