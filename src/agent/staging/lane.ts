@@ -338,6 +338,12 @@ export class Lane {
     for (const job of jobs) job?.finish(error);
   }
 
+  /** Tells whether what was opened until now has come back: nothing of it is read or written at the peer any more. */
+  fence(): () => boolean {
+    const marks = this.#tracks.map(({ opened }) => opened);
+    return () => this.error !== undefined || this.#tracks.every(({ returned }, at) => returned >= marks[at]!);
+  }
+
   /** Goes on with everything. True if something moved. */
   step(): boolean {
     if (this.error !== undefined || this.isIdle) return false;

@@ -46,7 +46,7 @@ interface StagingHostOptions {
   readonly tell: (event: StagingEvent) => void;
 }
 
-/** A post that failed while devices may still touch its memory: it is told of when `isOver`. */
+/** A post that failed while devices, or the peer, may still touch its memory: it is told of when `isOver`. */
 interface Settling {
   readonly number: number;
   readonly error: WeftlineError;
@@ -205,7 +205,11 @@ export class StagingHost implements StagingCalls {
       if (error === undefined) {
         Atomics.store(this.#board.states, number, stagedStates.done);
         this.#tellAgent();
-      } else this.#settle({ number, error, isOver: this.#devices.fence() });
+      } else {
+        const isCopied = this.#devices.fence();
+        const isBack = lane.lane.fence();
+        this.#settle({ number, error, isOver: () => isBack() && isCopied() });
+      }
     };
     this.#prepared[number] = await PreparedTransfer.make(lane, { plan, locals, remotes, onEnd });
   }

@@ -315,6 +315,32 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
     },
   );
 
+  test(`${title}: once a cancelled write has ended, nothing of it is written`, { skip }, async () => {
+    const { agent, peer } = await shared.use();
+    const bytes = sharedBytes / 2;
+    const out = await agent.allocate(bytes);
+    const place = memoryOf(agent, 'allocated');
+    const common = { operation: 'write', peer: 'there' } as const;
+    const local = DescriptorList.of(out);
+    await using whole = await agent.prepare({ ...common, local, remote: DescriptorList.of(place, 0, bytes) });
+    const [here, there] = [DescriptorList.of(out, 0, 1), DescriptorList.of(place, bytes, 1)];
+    await using next = await agent.prepare({ ...common, local: here, remote: there });
+    out.bytes.fill(1);
+    for (let round = 0; round < 20; round++) {
+      whole.post();
+      // So that more and more of it is under way.
+      for (const end = performance.now() + round / 8; performance.now() < end;);
+      whole.cancel();
+      await whole.wait().catch((error: unknown) => assert.ok(withCode('WL_CLOSED')(error)));
+      await peer.do({ do: 'fill', name: 'allocated', value: 0 });
+      // It comes behind whatever was under way.
+      next.post();
+      await next.wait();
+      const page = await peer.bytes('allocated', 0, bytes);
+      assert.equal(page.indexOf(1), -1, `round ${round}`);
+    }
+  });
+
   test(`${title}: neighbours are moved as one, and telemetry counts`, { skip }, async () => {
     const { agent } = await shared.use();
     const out = await agent.allocate(MiB);

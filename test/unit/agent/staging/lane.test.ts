@@ -254,12 +254,19 @@ test('what was sent of a job that was ended comes before the next job, whichever
   lane.enqueue(first);
   lane.step();
   lane.end(first, new WeftlineError('WL_CLOSED', 'cancelled'));
+  const isBack = lane.fence();
   lane.enqueue(new TestJob('b', 1, log));
   while (lane.step());
   assert.deepEqual(log.splice(0), ['open a0 in 0', 'send a0', 'a WL_CLOSED']);
+  assert.equal(isBack(), false);
   carrier.backOf.set(0, 1);
   while (lane.step());
   assert.deepEqual(log, ['open b0 in 1', 'send b0']);
+  assert.equal(isBack(), true);
+  const never = lane.fence();
+  assert.equal(never(), false);
+  lane.fail(new WeftlineError('WL_PEER_LOST', 'gone'));
+  assert.equal(never(), true);
 });
 
 test('a signal in the slot of a put that a device copied waits for no device', () => {
