@@ -2,6 +2,7 @@
 // Hot path: no allocation.
 import { CHUNK_BYTES, DATA_HEADER_BYTES, LANDING_BYTES, packetFlags } from '../wire/packet-layout.ts';
 import type { Connection } from '../engine/connection.ts';
+import type { DataTemplate } from '../engine/engine-core.ts';
 import type { Region } from '../engine/region.ts';
 import { NO_CHUNK, type Request } from '../engine/request.ts';
 import { traceSent } from '../engine/trace-messages.ts';
@@ -227,18 +228,21 @@ function addressTo(connection: Connection, request: Request | undefined, entry: 
   template.offset = entry;
   outgoing.region = request?.region;
   outgoing.from = (request?.offset ?? 0) + entry;
-  if (isOfChunk(entry)) {
-    addressChunk(connection, entry % CHUNK_ENTRY);
+  if (entry >= CHUNK_ENTRY && (request !== undefined || isOfChunk(entry))) {
+    addressScattered(connection, request as Request, entry);
   } else if (request === undefined) {
     template.flags = packetFlags.skip;
     template.payloadBytes = 0;
     template.lastPayloadBytes = 0;
     template.offset = 0;
-  } else if (entry >= RANGE_ENTRY) {
-    addressRange(connection, request, entry - RANGE_ENTRY);
-  } else if (entry >= SCATTER_ENTRY) {
-    addressOrder(connection, request, (entry - SCATTER_ENTRY) / CHUNK_BYTES);
-  } else if (request.kind === 'signal') {
+  } else {
+    addressWhole(template, request);
+  }
+}
+
+/** The segments are of a message, or of a write or a signal to one place. */
+function addressWhole(template: DataTemplate, request: Request): void {
+  if (request.kind === 'signal') {
     template.flags = packetFlags.region | packetFlags.signal;
     template.offset = request.value % 2 ** 32;
     template.messageBytes = Math.floor(request.value / 2 ** 32);
@@ -253,6 +257,13 @@ function addressTo(connection: Connection, request: Request | undefined, entry: 
     template.flags = 0;
     template.targetKey = 0;
   }
+}
+
+/** The segments are of a write or a read of many ranges. */
+function addressScattered(connection: Connection, request: Request, entry: number): void {
+  if (entry >= RANGE_ENTRY) addressRange(connection, request, entry - RANGE_ENTRY);
+  else if (entry >= SCATTER_ENTRY) addressOrder(connection, request, (entry - SCATTER_ENTRY) / CHUNK_BYTES);
+  else addressChunk(connection, entry % CHUNK_ENTRY);
 }
 
 /** One object: nothing here outlives a call. */
