@@ -252,6 +252,8 @@ export class LocalTransfer implements BackendTransfer {
   #help: CopyHelp | undefined;
   #job: CopyJob | undefined;
   #isQueued = false;
+  /** Why it was cancelled, while a GPU works on its copies. */
+  #cancelled: WeftlineError | undefined;
 
   constructor(link: TransferLink, parts: LocalTransferParts) {
     this.#link = link;
@@ -281,6 +283,7 @@ export class LocalTransfer implements BackendTransfer {
     if (message !== undefined) this.#link.requireRoom(message.length);
     this.state = 'pending';
     this.error = undefined;
+    this.#cancelled = undefined;
     this.#plan.begin();
     if (this.#isShort && this.#link.isQuiet) {
       if (this.#goOn(message)) return;
@@ -327,6 +330,11 @@ export class LocalTransfer implements BackendTransfer {
   /** Goes on. True if it has ended. */
   advance(): boolean {
     if (this.state !== 'pending') return true;
+    if (this.#cancelled !== undefined) {
+      if (!this.#plan.isOver()) return false;
+      this.fail(this.#cancelled);
+      return true;
+    }
     if (!this.#isQueued) return this.#goOn(this.#hasMessage ? this.#message : undefined);
     const failure = this.#jobFailure();
     if (failure === undefined) return false;
@@ -397,7 +405,9 @@ export class LocalTransfer implements BackendTransfer {
 
   cancel(): void {
     if (this.state !== 'pending') return;
-    this.#link.drop(this, new WeftlineError('WL_CLOSED', `A transfer with ${this.#link.peerName} was cancelled`));
+    this.#cancelled ??= new WeftlineError('WL_CLOSED', `A transfer with ${this.#link.peerName} was cancelled`);
+    // What was given to a GPU cannot be taken back: it ends when that is done.
+    if (this.#plan.isOver()) this.#link.drop(this, this.#cancelled);
   }
 
   /** Fails with WL_TIMEOUT while a GPU works on its copies, and may then be called again: what tells of their end is kept. */
@@ -407,6 +417,7 @@ export class LocalTransfer implements BackendTransfer {
     if (this.#job !== undefined) this.#help?.thread.forgetJob(this.#job);
     this.#job = undefined;
     await this.#plan.over();
+    this.cancel();
     this.#plan.close();
   }
 }

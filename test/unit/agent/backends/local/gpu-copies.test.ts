@@ -5,6 +5,7 @@ import { copyRow } from '#lib/abi/copy-ranges.js';
 import { Block } from '#lib/abi/layout.js';
 import { mailboxBytes } from '#lib/agent/backends/local/mailbox-layout.js';
 import { GpuCopies, type GpuWay, type RangeKernel } from '#lib/agent/backends/local/gpu-copies.js';
+import { LocalTransfer } from '#lib/agent/backends/local/local-transfer.js';
 import { DeviceWork } from '#lib/agent/backends/local/peer-mailbox.js';
 import { planned } from '../../../../local/support/planned-transfer.ts';
 
@@ -24,6 +25,7 @@ function pretendDevice(): {
     wait: async () => {
       gpu.isDone = true;
     },
+    [Symbol.dispose]() {},
   };
   const context = {
     enter: () => {},
@@ -64,6 +66,37 @@ test('a post that was given up is under way until the GPU has ended it, also beh
   assert.deepEqual([gpu.copies, work.latest, work.hasEnded(ticket)], [2, ticket, false]);
   await copies.over();
   assert.deepEqual([copies.isOver(), work.hasEnded(ticket)], [true, true]);
+});
+
+test('a transfer that was cancelled is under way until the GPU has ended it, and sends no message', async () => {
+  const { copies, gpu } = openCopies();
+  const busy = new Set<LocalTransfer>();
+  const link = {
+    peerName: 'x',
+    isQuiet: true,
+    steps: { begin() {}, end() {}, mayTouch: () => true },
+    requireUsable() {},
+    requireRoom() {},
+    push: () => assert.fail('a message'),
+    enqueue: (transfer: LocalTransfer) => busy.add(transfer),
+    drop(transfer: LocalTransfer, error: Error) {
+      busy.delete(transfer);
+      transfer.fail(error as never);
+    },
+    drain: () => assert.fail('it has ended before its copies'),
+  };
+  const parts = { plan: copies, host: undefined, locals: [], remotes: [], isBySelection: false };
+  const transfer = new LocalTransfer(link as never, parts);
+  transfer.post(new Uint8Array(3));
+  transfer.cancel();
+  assert.deepEqual([transfer.state, transfer.advance(), transfer.state], ['pending', false, 'pending']);
+  gpu.isDone = true;
+  assert.equal(transfer.advance(), true);
+  assert.deepEqual([transfer.state, transfer.error?.code], ['failed', 'WL_CLOSED']);
+  busy.clear();
+  transfer.post(new Uint8Array(3));
+  await transfer.release();
+  assert.deepEqual([transfer.state, busy.size], ['failed', 0]);
 });
 
 test('a GPU that has failed touches nothing more', () => {
