@@ -203,20 +203,26 @@ export class Connection implements TransportConnection, RequestOwner {
     if (request === undefined || !request.isPending || request.owner !== this) return false;
     const what = `The ${request.kind} ${request.kind === 'receive' ? 'from' : 'to'} ${this.peerName} was cancelled`;
     const error = new WeftlineError('WL_CLOSED', what, { details: { peer: this.peerName, handle } });
-    if (request.isWithdrawn) return true;
-    if (request.kind === 'write' && request.unacked > 0) {
-      // What is on its way may still be written there. It ends once each of its segments has arrived, those that were lost
-      // without their bytes: from then on it writes nothing over what follows, whichever path or engine carries that.
-      this.unqueue(request);
-      request.error = error;
-      request.isWithdrawn = true;
-    } else if (request.slot === NO_SLOT) this.abandon(request, error);
+    if (request.kind === 'write' && request.unacked > 0) this.withdraw(request, error);
+    else if (request.slot === NO_SLOT) this.abandon(request, error);
     else if (!request.isRetracted) {
       // It may be with the peer already. It ends once the peer says whether it has been delivered.
       request.error = error;
       this.#retract(request);
     }
     return true;
+  }
+
+  /**
+   * A write that has failed while segments of it are under way, which may still be written there. It ends once each of them has
+   * arrived, those that were lost without their bytes: from then on it writes nothing over what follows, whichever path or engine
+   * carries that.
+   */
+  withdraw(request: Request, error: WeftlineError): void {
+    if (request.isWithdrawn) return;
+    this.unqueue(request);
+    request.error = error;
+    request.isWithdrawn = true;
   }
 
   /** Fails a request for a reason of this side, and its other end, if it has one. */

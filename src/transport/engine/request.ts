@@ -76,7 +76,7 @@ export class Request {
   number = 0;
   slot = -1;
   isRetracted = false;
-  /** A write that was cancelled while segments of it were under way: no further ones are made, and it fails when these have arrived. */
+  /** A write that was cancelled or refused while segments of it were under way: no further ones are made, and it fails when these have arrived. */
   isWithdrawn = false;
 
   /** The control record that announces a receive, or for a send the one that announced the receive it met. */

@@ -462,8 +462,10 @@ function takeReject(connection: Connection, { a, b, bytes }: Record): boolean {
   const sequence = a | 0;
   if (!window.isOutstanding(sequence) || window.isAcked(sequence)) return true;
   const request = engine.requests.find(window.request[sequence & window.mask]!);
-  // A write that was cancelled ends when none of its segments is under way: others may still be taken.
-  if (request?.isPending && !request.isWithdrawn) fail(connection, request, b, bytes);
+  if (!request?.isPending) return true;
+  // Other segments of a write may still be taken.
+  if (request.kind === 'write') connection.withdraw(request, peerFailure(connection.peerName, request, b, bytes));
+  else fail(connection, request, b, bytes);
   return true;
 }
 
