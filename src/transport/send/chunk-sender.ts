@@ -4,7 +4,7 @@ import type { Region } from '../engine/region.ts';
 import type { Request } from '../engine/request.ts';
 import { CRC32C_START, crc32cEnd, crc32cUpdate } from '../wire/crc32c.ts';
 import { CHUNK_BYTES, CHUNKS, PLACE_BYTES } from '../wire/packet-layout.ts';
-import { bytesInChunk, DIRECT_BYTES, RangeCursor, type RangeList } from './range-list.ts';
+import { bytesInChunk, RangeCursor, type RangeList } from './range-list.ts';
 
 const TWO_32 = 2 ** 32;
 /**
@@ -53,7 +53,7 @@ export class ChunkSender {
     const first = end.passed;
     let used = 0;
     while (end.row < list.end) {
-      if (request.kind === 'write' && list.lengths[end.row]! >= DIRECT_BYTES) break;
+      if (request.kind === 'write' && list.lengths[end.row]! >= list.directBytes) break;
       const more = isRead ? PLACE_BYTES : bytesInChunk(list.lengths[end.row]!);
       const fitting = Math.min(end.leftIn(list), Math.floor((CHUNK_BYTES - used) / more));
       if (fitting === 0) break;

@@ -10,6 +10,8 @@ export const MAX_RANGE_BYTES = 32_760;
 
 /** Ranges of a write from this length on go from where they lie to where they belong: to copy one twice takes longer than its packets. */
 export const DIRECT_BYTES = 6144;
+/** Bytes of a list, on average, for each chunk that a long range ends: half a chunk. */
+const LEAST_BETWEEN_CUTS = 65_536;
 
 /** Longest part of a prepared transfer that is gathered: two copies of a longer one cost more than a request of its own. */
 export const MAX_GATHERED_BYTES = 16_384;
@@ -45,8 +47,9 @@ export class RangeList {
   /** Bytes of all ranges, and of them in chunks, with their places. */
   bytes = 0;
   chunkBytes = 0;
-  /** Bytes of all ranges as a write carries them: the long ones as they are, the others in chunks. */
+  /** Bytes of all ranges as a write carries them: those from `directBytes` on as they are, the others in chunks. */
   writeBytes = 0;
+  directBytes = DIRECT_BYTES;
   longest = 0;
   /** The end of the range that ends last, here. */
   sourceEnd = 0;
@@ -61,7 +64,8 @@ export class RangeList {
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per post
   cover({ sources, targets, lengths }: Ranges, first: number, end: number, repeats?: Repeats): void {
     if (first >= end) throw invalidArgument('lengths.length', 0, 'at least one range');
-    let [count, bytes, chunkBytes, writeBytes, longest, sourceEnd] = [0, 0, 0, 0, 0, 0];
+    let [count, bytes, chunkBytes, writeBytes, longest, sourceEnd, cuts] = [0, 0, 0, 0, 0, 0, 0];
+    let before = DIRECT_BYTES;
     for (let index = first; index < end; index++) {
       const length = lengths[index] ?? -1;
       const source = sources[index] ?? -1;
@@ -76,7 +80,9 @@ export class RangeList {
       count += ranges;
       bytes += ranges * length;
       chunkBytes += ranges * bytesInChunk(length);
-      writeBytes += ranges * (length < DIRECT_BYTES ? bytesInChunk(length) : length);
+      writeBytes += ranges * bytesInWrite(length);
+      cuts += Number(length >= DIRECT_BYTES && before < DIRECT_BYTES);
+      before = length;
       longest = Math.max(longest, length);
       sourceEnd = Math.max(sourceEnd, lastSource + length);
     }
@@ -89,7 +95,10 @@ export class RangeList {
     this.count = count;
     this.bytes = bytes;
     this.chunkBytes = chunkBytes;
-    this.writeBytes = writeBytes;
+    // A long range ends the chunk before it. Where chunks would be nearly empty, there would soon be none left.
+    const areApart = bytes >= cuts * LEAST_BETWEEN_CUTS;
+    this.directBytes = areApart ? DIRECT_BYTES : Number.POSITIVE_INFINITY;
+    this.writeBytes = areApart ? writeBytes : chunkBytes;
     this.longest = longest;
     this.sourceEnd = sourceEnd;
   }
@@ -156,6 +165,11 @@ export class RangeCursor {
     const target = targets[this.row]!;
     return this.within === 0 ? target : target + this.within * (repeats as Repeats).targetStrides[this.row]!;
   }
+}
+
+/** What a range takes of a write whose long ranges go as they are. */
+function bytesInWrite(length: number): number {
+  return length < DIRECT_BYTES ? bytesInChunk(length) : length;
 }
 
 /** What a range takes of a chunk: its place and its bytes. */

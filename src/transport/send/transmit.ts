@@ -9,7 +9,7 @@ import { traceSent } from '../engine/trace-messages.ts';
 import { ackDue } from '../receive/receive-side.ts';
 import { writeData } from '../wire/packet-writer.ts';
 import { CHUNK_ENTRY, RANGE_ENTRY, RANGE_STRIDE, SCATTER_ENTRY } from './chunk-sender.ts';
-import { DIRECT_BYTES, RangeCursor, type RangeList } from './range-list.ts';
+import { RangeCursor, type RangeList } from './range-list.ts';
 import { NO_SLOT, type SendSide } from './send-side.ts';
 
 /** When sending can go on: now with the next round, not before an ack or a post, or when the I/O has room again. */
@@ -78,7 +78,7 @@ function sendNext(connection: Connection, now: number): Outcome {
 
 /** True if the next range of the request goes by itself. */
 function isDirect({ kind, ranges, nextRange }: Request): boolean {
-  return kind === 'write' && ranges !== undefined && ranges.lengths[nextRange.row]! >= DIRECT_BYTES;
+  return kind === 'write' && ranges !== undefined && ranges.lengths[nextRange.row]! >= ranges.directBytes;
 }
 
 /** What may go of the request; of a scattered write, of its chunk or of its next range. */
