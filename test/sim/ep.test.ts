@@ -39,33 +39,41 @@ test('deaths, calls that are given up, links that fail and memory that is used i
   }
 });
 
+const shape = {
+  topology: star({ hosts: 3, link: defaultLink }),
+  hostGigabitsPerSecond: 100,
+  ranks: 3,
+  tokens: 64,
+  hidden: 1024,
+  topk: 4,
+  experts: 24,
+  combinePrecision: 'bf16',
+  rounds: 2,
+  seed: 1,
+  paths: 4,
+  segmentBytes: 4096,
+  pollDelay: 2,
+  wakeDelay: 5,
+  hangUpDelay: 1000,
+  rail: { burstSegments: 16, sendBufferBytes: 262_144, carryPayload: true, join: false },
+  settings: {},
+  until: 1e6,
+} as const;
+
 test('calls take the time that links need for their rows, and some more', async () => {
-  const shape = {
-    topology: star({ hosts: 3, link: defaultLink }),
-    hostGigabitsPerSecond: 100,
-    ranks: 3,
-    tokens: 64,
-    hidden: 1024,
-    topk: 4,
-    experts: 24,
-    combinePrecision: 'bf16',
-    rounds: 2,
-    seed: 1,
-    paths: 4,
-    segmentBytes: 4096,
-    pollDelay: 2,
-    wakeDelay: 5,
-    hangUpDelay: 1000,
-    rail: { burstSegments: 16, sendBufferBytes: 262_144, carryPayload: true, join: false },
-    settings: {},
-    until: 1e6,
-  } as const;
   const { phases } = await runEpShape(shape);
   for (const { phase, ratio, times } of phases) {
     assert.equal(times.length, 2, phase);
     assert.ok(ratio > 1 && ratio < 4, `${phase}: ${ratio}`);
   }
   assert.deepEqual((await runEpShape(shape)).phases, phases);
+});
+
+test('nothing waits any more once a simulation has run out of its time', async () => {
+  const timers = (): number => process.getActiveResourcesInfo().filter((name) => name === 'Timeout').length;
+  const before = timers();
+  await assert.rejects(runEpShape({ ...shape, until: 20 }), { code: 'WL_TIMEOUT', message: /Only 0 dispatches/ });
+  assert.equal(timers(), before);
 });
 
 test('the process has its own clock again', async () => {

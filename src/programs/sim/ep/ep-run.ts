@@ -63,12 +63,14 @@ class EpRun {
     if (end !== 'done') {
       this.#problems.push(`"${end}" at ${simulation.now.toFixed(0)} µs: ${this.#where.join('; ')}`);
     }
-    await this.#release();
+    // What is behind it, of a scenario that broke a promise, follows from that.
+    const problems = end === 'done' ? this.#problems : [...this.#problems];
+    await this.#release(end === 'done' ? job.ranks.filter(({ isAlive }) => !isAlive) : job.ranks);
     if (end === 'done') {
       await Promise.all(ends);
       end = await this.#windDown();
     }
-    return { problems: this.#problems, end, microseconds: simulation.now, events: simulation.events };
+    return { problems, end, microseconds: simulation.now, events: simulation.events };
   }
 
   #planTrouble(): void {
@@ -122,12 +124,9 @@ class EpRun {
     if (!this.#wasKilled(me)) this.#running--;
   }
 
-  /** Killed ones go on, and give their memory back. */
-  async #release(): Promise<void> {
-    const killed = this.#job.ranks.filter(({ isAlive }) => !isAlive);
-    for (const rank of killed) rank.revive();
-    const areOver = (): boolean => killed.every(({ rank }) => this.#where[rank] === OVER);
-    await this.#job.run(this.#job.simulation.now + LONGEST, MAX_EVENTS, areOver);
+  /** Killed ones go on, and give their memory back; so do all where some have not ended, as their waits would keep the process. */
+  async #release(ranks: readonly SimulatedRank[]): Promise<void> {
+    await this.#job.release(ranks, LONGEST, MAX_EVENTS, () => ranks.every(({ rank }) => this.#where[rank] === OVER));
   }
 
   /** Everything is closed: nobody may stay awake. */

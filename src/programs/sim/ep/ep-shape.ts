@@ -30,6 +30,7 @@ const phases = ['dispatch', 'combine'] as const;
 export type EpShapeResult = Awaited<ReturnType<typeof runEpShape>>;
 
 const MAX_EVENTS = 1e9;
+const MAX_RELEASE_EVENTS = 1e6;
 
 /** Fails with what a call failed with, and with WL_TIMEOUT if the time was over before. */
 export async function runEpShape(options: EpShapeOptions) {
@@ -77,6 +78,8 @@ class ShapeRun {
     ends.catch(() => {});
     const end = await this.#job.run(until, MAX_EVENTS, () => running === 0);
     if (end !== 'done') {
+      // What still waits would keep the process.
+      await this.#job.release(this.#job.ranks, until, MAX_RELEASE_EVENTS, () => running === 0);
       const what = `${this.#times.dispatch.length} dispatches and ${this.#times.combine.length} combines of ${rounds}`;
       throw new WeftlineError(
         'WL_TIMEOUT',

@@ -176,6 +176,12 @@ export class SimulatedJob implements AsyncDisposable {
     return MultipathLink.open({ transport, connection, messages, messageRegion, inbox, onClose: () => {} });
   }
 
+  /** Whatever these ranks wait for fails, and time goes on until they are over, or for so long. */
+  release(ranks: readonly SimulatedRank[], time: number, events: number, areOver: () => boolean): Promise<RunEnd> {
+    for (const rank of ranks) rank.revive();
+    return this.run(this.simulation.now + time, events, areOver);
+  }
+
   /** The ranks' processes end in good order. */
   async close(): Promise<void> {
     await this.atOnce(() => Promise.all(this.ranks.map((rank) => rank.close())));
