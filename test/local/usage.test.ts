@@ -84,6 +84,15 @@ test('a wrong command line ends with 2 and names the flag', () => {
   }
 });
 
+test('what a command line cannot mean is shown without what terminals act upon', () => {
+  for (const args of [['\u001b[2J'], ['sim', 'ep', '--hosts', '\u001b[2J']]) {
+    const { status, stderr } = weftline(args);
+    assert.equal(status, exitCodes.usage.code);
+    assert.match(stderr, /'\\u001b\[2J'/);
+    assert.ok(!stderr.includes('\u001b'));
+  }
+});
+
 test('help tells the default of the command, where it is not that of the setting', () => {
   assert.match(weftline(['2proc', '--help']).stdout, /--timeout <ms>[^-]*Default: 30000\./);
 });

@@ -1,6 +1,7 @@
 // The weftline command with all its commands: names, flags, help.
 import { readFileSync } from 'node:fs';
 import { Command } from 'commander';
+import { printTo } from '../../core/print.ts';
 
 /** Names of commands, each with what adds it to its parent. A command brings its part of the library; all together take half a second. */
 type CommandTable = Readonly<
@@ -46,6 +47,10 @@ export async function createProgram(words: readonly string[] = []): Promise<Comm
     .version(describeVersion())
     // What follows a script's name is the script's.
     .enablePositionalOptions()
+    .configureOutput({
+      writeOut: (text) => printTo(process.stdout, text),
+      writeErr: (text) => printTo(process.stderr, text),
+    })
     .showHelpAfterError('(weftline --help, or weftline COMMAND --help, shows what is allowed)')
     .exitOverride();
   const isVersion = words[0] === '--version' || words[0] === '-V';
