@@ -60,6 +60,8 @@ const mistakes: readonly (readonly [line: string, words: RegExp])[] = [
   ['sim permutation --paths 4 --fail-path 4', /Invalid --fail-path: expected a path from 0 to 3, got 4/],
   ['sim incast --fail-path 0 --recover-at 5', /Invalid --recover-at: expected a time after --fail-at, 1000, got 5/],
   ['sim incast --rails 2 --fail-rail 2', /Invalid --fail-rail: expected a rail from 0 to 1, got 2/],
+  ['sim ep --hidden 9', /Invalid --hidden: expected a multiple of 8, got 9/],
+  ['sim ep --count 2 --seed 3 --hosts 5', /'--count <n>' cannot be used with option '--hosts <n>'/],
   ['doctor --rdma --rdma-devices a:b', /Invalid --rdma-devices: expected/],
 ];
 

@@ -16,8 +16,7 @@ import { simSettings } from './sim-settings.ts';
 
 const MAX_COUNT = 2 ** 31;
 
-const options = [
-  option('--count <n>', 'random scenarios in place of one shape, with seeds that follow on', integerArgument(1, 1e6)),
+const shapeFlags = [
   option('--hosts <n>', 'hosts, with a rank each', integerArgument(2, 32), 4),
   option('--tokens <n>', 'of each rank', integerArgument(1, 65_536), 128),
   option('--hidden <n>', 'elements of a row', integerArgument(8, 65_536), 7168),
@@ -37,6 +36,15 @@ const options = [
   option('--poll <us>', 'from the arrival of a packet until its engine looks', decimalArgument(0, 100_000), 2),
   option('--wake <us>', "from an engine's news until its rank looks", decimalArgument(0, 100_000), 5),
   option('--until <ms>', 'longest simulated time', decimalArgument(0.001, 1e7), 10_000),
+];
+
+const options = [
+  option(
+    '--count <n>',
+    'random scenarios in place of one shape, with seeds that follow on',
+    integerArgument(1, 1e6),
+  ).conflicts(shapeFlags.map((flag) => flag.attributeName())),
+  ...shapeFlags,
   option('--seed <n>', 'of everything random, or of the first scenario', integerArgument(0, MAX_COUNT), 1),
 ];
 
@@ -79,6 +87,7 @@ async function simulate(command: Command, flags: EpFlags): Promise<void> {
 function shapeOptions(flags: EpFlags): EpShapeOptions {
   const { hosts: ranks, tokens, hidden, topk, experts, rate, rails, paths, engines, seed } = flags;
   if (experts % ranks !== 0) throw invalidArgument('--experts', experts, `a multiple of the ${ranks} ranks`);
+  if (hidden % 8 !== 0) throw invalidArgument('--hidden', hidden, 'a multiple of 8');
   if (topk > experts) throw invalidArgument('--topk', topk, `at most the ${experts} experts`);
   const link = { delay: flags.delay, queueBytes: flags.queue, loss: flags.loss };
   return {
