@@ -69,11 +69,14 @@ test('calls take the time that links need for their rows, and some more', async 
   assert.deepEqual((await runEpShape(shape)).phases, phases);
 });
 
+function countTimers(): number {
+  return process.getActiveResourcesInfo().filter((name) => name === 'Timeout').length;
+}
+
 test('nothing waits any more once a simulation has run out of its time', async () => {
-  const timers = (): number => process.getActiveResourcesInfo().filter((name) => name === 'Timeout').length;
-  const before = timers();
+  const before = countTimers();
   await assert.rejects(runEpShape({ ...shape, until: 20 }), { code: 'WL_TIMEOUT', message: /Only 0 dispatches/ });
-  assert.equal(timers(), before);
+  assert.equal(countTimers(), before);
 });
 
 test('the process has its own clock again', async () => {
