@@ -22,8 +22,8 @@ export interface ExpectedRound {
   readonly others: readonly ReferenceInput[];
   readonly received: readonly ReferenceReceived[];
   readonly receivedOthers: readonly ReferenceReceived[];
-  /** Rows and weights of each rank's experts. */
-  readonly outputs: readonly (readonly (readonly number[])[])[];
+  /** Rows of each rank's experts, by combine, and their weights. */
+  readonly outputs: readonly (readonly (readonly (readonly number[])[])[])[];
   readonly weights: readonly (readonly (readonly number[])[])[];
 }
 
@@ -42,7 +42,9 @@ export function expectRound({ config, ranks }: EpScenario, round: EpRound): Expe
     others,
     received,
     receivedOthers: referenceDispatch(others, options),
-    outputs: received.map(({ x }, rank) => rowsOf(x.length, hidden, seededRandom(round.seed + 3000 + rank))),
+    outputs: Array.from({ length: round.combines }, (_, combine) =>
+      received.map(({ x }, rank) => rowsOf(x.length, hidden, seededRandom(round.seed + 3000 + 100 * combine + rank))),
+    ),
     weights: received.map(({ x }, rank) => fractions(x.length, round.topk, seededRandom(round.seed + 4000 + rank))),
   };
 }
@@ -101,10 +103,13 @@ export class RankRound {
         await pause();
         const x = this.#rows(others[this.#rank]!);
         const cached = await this.#buffer.dispatch({ x, handle: result.handle, signal });
+        scramble(x);
         this.#compareRows(cached.recvX, receivedOthers[this.#rank]!, 'a cached dispatch');
       }
-      await pause();
-      await this.#combine(result, signal);
+      for (let number = 0; number < round.combines; number++) {
+        await pause();
+        await this.#combine(result, number, signal);
+      }
       result.handle.close();
     } finally {
       for (const tensor of this.#tensors) tensor.close();
@@ -121,8 +126,9 @@ export class RankRound {
       : this.#tensor('i32', [count, topk], Int32Array.from(input.topkIdx.flat()));
     const layout = givenLayout ? this.#buffer.getDispatchLayout({ topkIdx }) : undefined;
     const numWorstTokens = worst ? Math.max(0, ...received.map(({ x }) => x.length)) : 0;
+    const x = this.#rows(input);
     const result = await this.#buffer.dispatch({
-      x: this.#rows(input),
+      x,
       topkIdx,
       ...(weights && { topkWeights: this.#tensor('f32', [count, topk], flat32(input.topkWeights ?? [])) }),
       ...(layout && { layout }),
@@ -131,12 +137,14 @@ export class RankRound {
       signal,
     });
     layout?.close();
+    scramble(x);
     this.#compareReceived(result, numWorstTokens);
     return result;
   }
 
-  async #combine({ handle }: DispatchResult, signal: AbortSignal): Promise<void> {
-    const { round, inputs, received, outputs, weights } = this.#of;
+  async #combine({ handle }: DispatchResult, number: number, signal: AbortSignal): Promise<void> {
+    const { round, inputs, received, weights } = this.#of;
+    const outputs = this.#of.outputs[number]!;
     const { hidden, combinePrecision } = this.#buffer.config;
     const { topk, biases, inPlace } = round;
     const count = inputs[this.#rank]!.x.length;
@@ -222,6 +230,14 @@ export class RankRound {
     return tensor;
   }
 }
+
+/** The caller's again once a call is over: whoever still reads it reads something else. */
+function scramble(rows: RowsLike): void {
+  const tensors = 'data' in rows ? [rows.data, rows.scales] : [rows];
+  for (const tensor of tensors) tensor.view().fill(SCRAMBLED as never);
+}
+
+const SCRAMBLED = 0x55;
 
 function flat32(values: readonly (readonly number[])[]): Float32Array {
   return Float32Array.from(values.flat());

@@ -3,7 +3,7 @@ import { seededRandom } from '../../../core/seeded-random.ts';
 import { bufferSize, type EpBufferConfig, MAX_TOPK } from '../../../ep/buffer/buffer-size.ts';
 import { Dice, makeScenario, type Scenario } from '../scenario.ts';
 
-/** A dispatch with choices, perhaps a cached one behind it, and a combine. */
+/** A dispatch with choices, perhaps a cached one behind it, and one combine or two. */
 export interface EpRound {
   readonly seed: number;
   /** By rank. */
@@ -20,6 +20,8 @@ export interface EpRound {
   readonly worst: boolean;
   readonly alignment: number;
   readonly cached: boolean;
+  /** With two combines one follows on the other: no dispatch has brought the ranks together meanwhile. */
+  readonly combines: number;
   readonly inPlace: boolean;
   readonly biases: number;
   /** Microseconds that each rank computes before each of its calls. */
@@ -78,7 +80,10 @@ export function makeEpScenario(seed: number): EpScenario {
     combinePrecision: dice.chance(0.3) ? 'f32' : 'bf16',
   };
   const span = dice.exponential(10, 20_000);
-  const rounds = Array.from({ length: dice.integer(1, 4) }, () => makeRound(dice, { config, ranks, span }));
+  const hasFewBytes = dice.chance(0.5);
+  const numRdmaBytes = hasFewBytes ? fewRdmaBytes(dice, config, ranks) : 0;
+  const around = { config, ranks, span, isFull: hasFewBytes };
+  const rounds = Array.from({ length: dice.integer(1, 4) }, () => makeRound(dice, around));
   const trouble = dice.real(0, 1);
   const at = dice.chance(0.3) ? dice.real(0, 100) : dice.real(0, span * 2 * rounds.length);
   const victim = dice.integer(0, ranks - 1);
@@ -86,7 +91,7 @@ export function makeEpScenario(seed: number): EpScenario {
     seed,
     network,
     ranks,
-    config: { ...config, numRdmaBytes: dice.chance(0.4) ? fewRdmaBytes(dice, config, ranks) : 0 },
+    config: { ...config, numRdmaBytes },
     rounds,
     wakeDelay: dice.chance(0.2) ? 0 : dice.exponential(0.5, 200),
     hangUpDelay: dice.exponential(20, 5000),
@@ -104,12 +109,17 @@ export function makeEpScenario(seed: number): EpScenario {
   };
 }
 
-function makeRound(
-  dice: Dice,
-  { config, ranks, span }: { readonly config: EpBufferConfig; readonly ranks: number; readonly span: number },
-): EpRound {
+interface RoundShape {
+  readonly config: EpBufferConfig;
+  readonly ranks: number;
+  readonly span: number;
+  /** Ranks have as many tokens as they may, mostly: memory that is used in turn then is. */
+  readonly isFull: boolean;
+}
+
+function makeRound(dice: Dice, { config, ranks, span, isFull }: RoundShape): EpRound {
   const { maxTokensPerRank, numExperts, maxTopk } = config;
-  const usual = dice.pick([1, 4, 16, 64]);
+  const usual = isFull ? maxTokensPerRank : dice.pick([1, 4, 16, 64]);
   return {
     seed: dice.integer(1, 2 ** 31),
     tokens: Array.from({ length: ranks }, () =>
@@ -125,6 +135,7 @@ function makeRound(
     worst: dice.chance(0.2),
     alignment: dice.pick([1, 1, 4, 128]),
     cached: dice.chance(0.4),
+    combines: dice.chance(0.4) ? 2 : 1,
     inPlace: dice.chance(0.5),
     biases: dice.integer(0, 2),
     pauses: Array.from({ length: ranks }, () => (dice.chance(0.3) ? 0 : dice.real(0, span))),
@@ -142,7 +153,7 @@ function fewRdmaBytes(dice: Dice, config: EpBufferConfig, ranks: number): number
   if (network === undefined || maxTokensPerRank <= 2) return 0;
   const { sums, sumWeights, hostRows, hostWeights } = network.regions;
   const all = [sums, sumWeights, hostRows, hostWeights].reduce((sum, { bytes }) => sum + bytes, 0);
-  const tokens = dice.integer(1, maxTokensPerRank - 1);
+  const tokens = dice.integer(1, Math.ceil((maxTokensPerRank - 1) / 2));
   // Regions begin at multiples of 128.
   return Math.min(network.bytes, Math.ceil(network.bytes - all * (1 - tokens / maxTokensPerRank)) + 4 * 128);
 }
