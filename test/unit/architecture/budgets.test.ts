@@ -27,7 +27,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/ep': [15_240, 277],
   'src/collectives': [8012, 182],
   'src/reference': [830, 25],
-  'src/programs': [25_062, 527],
+  'src/programs': [25_111, 527],
   'kernels/wasm': [2860, 80],
   'kernels/cuda': [12_054, 0],
   scripts: [3590, 14],
