@@ -234,7 +234,7 @@ export class RankRound {
 /** The caller's again once a call is over: whoever still reads it reads something else. */
 function scramble(rows: RowsLike): void {
   const tensors = 'data' in rows ? [rows.data, rows.scales] : [rows];
-  for (const tensor of tensors) tensor.view().fill(SCRAMBLED as never);
+  for (const tensor of tensors) tensor.view().fill(SCRAMBLED);
 }
 
 const SCRAMBLED = 0x55;
