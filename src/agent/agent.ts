@@ -168,7 +168,7 @@ export class Agent implements AsyncDisposable {
 
   /**
    * Registers memory with every backend that takes it. Fails with WL_UNSUPPORTED if none does, telling why.
-   * @param memory A Uint8Array, a tensor (close the registration before the tensor, which frees its memory), or a range of GPU memory.
+   * @param memory A Uint8Array (its buffer must neither be resizable nor be transferred while it is registered), a tensor (close the registration before the tensor, which frees its memory), or a range of GPU memory.
    * @param options A name that peers see.
    */
   register(memory: Registrable, options: RegisterOptions = {}): Promise<Registration> {

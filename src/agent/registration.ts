@@ -5,11 +5,11 @@ import { asWeftlineError, invalidArgument, WeftlineError } from '../core/errors.
 import { log } from '../core/log.ts';
 import { quote } from '../core/quote.ts';
 import { type HostAccess, type Storage, Tensor } from '../device/tensor.ts';
-import { addressOf } from '../native/library.ts';
 import { SharedMemory } from '../windows/shared-memory.ts';
 import type { BackendName, BackendSet } from './backends/backend-table.ts';
 import { type AgentMemory, type BackendRegion, type MemoryKind, untilDone } from './backend.ts';
 import type { RegionMetadata } from './metadata.ts';
+import { placedBytes } from '../transport/host/memory-region.ts';
 
 /** Device memory that is not a tensor. */
 interface DeviceMemory {
@@ -182,11 +182,10 @@ export function sharedHostMemory(memory: SharedMemory): AgentMemory {
 
 function hostMemory(given: ArrayBufferView): AgentMemory {
   if (given.byteLength === 0) throw invalidArgument('memory', given, 'at least one byte');
-  // Asking for `buffer` takes a small array out of the heap, in which it might be moved.
-  const view = new Uint8Array(given.buffer, given.byteOffset, given.byteLength);
+  const { bytes: view, address } = placedBytes(given);
   return {
     kind: 'host',
-    address: Number(addressOf(view)),
+    address,
     bytes: view.length,
     view,
     device: undefined,

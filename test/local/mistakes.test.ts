@@ -4,6 +4,7 @@ import { once } from 'node:events';
 import { type AddressInfo, createServer, type Server } from 'node:net';
 import test from 'node:test';
 import { Agent, type BackendName, DescriptorList, Endpoint, MetadataListener } from 'weftline/agent';
+import { Transport } from 'weftline/transport';
 
 /** A JavaScript program passes what it likes. */
 function anything(value: unknown): never {
@@ -34,6 +35,17 @@ test('invalid names, lists of backends, metadata, messages and registrations are
   const memory = await agent.allocate(8192);
   assert.throws(() => DescriptorList.blocks(memory, { blockBytes: 0 }), { ...refused, message: /whole numbers/ });
   assert.throws(() => DescriptorList.blocks(memory, { blockBytes: 4096, count: 3 }), { ...refused, message: /8192/ });
+});
+
+test('memory that may shrink under whoever moves it is not registered', async () => {
+  // What V8 has, and the types of ES2023 have not.
+  const Resizable = ArrayBuffer as unknown as new (bytes: number, options: { maxByteLength: number }) => ArrayBuffer;
+  const memory = new Uint8Array(new Resizable(64, { maxByteLength: 128 }));
+  const refused = { code: 'WL_INVALID_ARGUMENT', message: /not resizable/ };
+  await using agent = await Agent.create('a', { backends: ['local'] });
+  await assert.rejects(agent.register(memory), refused);
+  await using transport = await Transport.create();
+  await assert.rejects(transport.register(memory), refused);
 });
 
 test('an operation that is neither a write nor a read is refused', async () => {

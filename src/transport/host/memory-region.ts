@@ -50,8 +50,15 @@ export function fixedBytes(
   if (given.byteLength === 0 || given.byteLength > MAX_REGION_BYTES) {
     throw invalidArgument('memory of a region', given.byteLength, `1 byte to ${formatBytes(MAX_REGION_BYTES)}`);
   }
+  return placedBytes(given);
+}
+
+/** Where the bytes of an array lie. Fails with WL_INVALID_ARGUMENT for those of a buffer that may shrink under whoever moves them. */
+export function placedBytes(given: ArrayBufferView): { readonly bytes: Uint8Array; readonly address: number } {
   // Asking for `buffer` takes a small array out of the heap, in which it might be moved.
-  const bytes = new Uint8Array(given.buffer, given.byteOffset, given.byteLength);
+  const { buffer } = given as { readonly buffer: ArrayBufferLike & { readonly resizable?: boolean } };
+  if (buffer.resizable === true) throw invalidArgument('memory', given, 'an array whose buffer is not resizable');
+  const bytes = new Uint8Array(buffer, given.byteOffset, given.byteLength);
   return { bytes, address: Number(addressOf(bytes)) };
 }
 

@@ -19,7 +19,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/unpack': [2190, 29],
   'src/world': [6290, 162],
   'src/windows': [1613, 44],
-  'src/transport': [15_379, 299],
+  'src/transport': [15_386, 300],
   'src/agent': [19_032, 388],
   'src/kv': [1683, 42],
   'src/device-api': [2865, 48],
