@@ -258,10 +258,10 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
     for (const [wrong, message] of [
       [undefined, /selection/],
       [{ local: [] }, /expected 1 to 960/],
-      [{ local: [740] }, /index/],
-      [{ local: [-1] }, /index/],
-      [{ local: [0.5] }, /index/],
-      [{ local: [0], remote: [960] }, /index/],
+      [{ local: [740] }, /selection\.local\[0\]: expected the number of an entry/],
+      [{ local: [-1] }, /selection\.local\[0\]: expected the number of an entry/],
+      [{ local: [0.5] }, /selection\.local\[0\]: expected the number of an entry/],
+      [{ local: [0], remote: [960] }, /selection\.remote\[0\]: expected the number of an entry/],
       [{ local: [0, 1], remote: [0] }, /one per local index/],
       [{ local: [0], remote: [60] }, /as its local one has/],
     ] as const) {
