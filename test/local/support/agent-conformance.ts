@@ -263,7 +263,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
       [{ local: [0.5] }, /selection\.local\[0\]: expected the number of an entry/],
       [{ local: [0], remote: [960] }, /selection\.remote\[0\]: expected the number of an entry/],
       [{ local: [0, 1], remote: [0] }, /one per local index/],
-      [{ local: [0], remote: [60] }, /as its local one has/],
+      [{ local: [0], remote: [60] }, /selection\.remote\[0\]: expected an entry of 4096 bytes, as local entry 0 has/],
     ] as const) {
       assert.throws(() => write.post(undefined, wrong), withCode('WL_INVALID_ARGUMENT', message));
     }
