@@ -24,6 +24,10 @@ export const networkCells = {
   closed: 3 + 2 * MAX_NETWORK_CHANNELS,
   /** Chunks of summed rows whose places the peer may fill again. */
   credits: 4 + 2 * MAX_NETWORK_CHANNELS,
+  /** Low-latency dispatches whose slots all ranks of the peer's host have let go. */
+  released: 5 + 2 * MAX_NETWORK_CHANNELS,
+  /** Low-latency combines that have ended there, by result: two cells. */
+  ended: 6 + 2 * MAX_NETWORK_CHANNELS,
 } as const;
 
 const CELL_BYTES = 8;

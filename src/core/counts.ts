@@ -7,7 +7,7 @@ export type EpMode = (typeof epModes)[number];
 const ops = ['dispatch', 'combine'] as const;
 export type EpOp = (typeof ops)[number];
 const links = ['self', 'host', 'network'] as const;
-type EpLink = (typeof links)[number];
+export type EpLink = (typeof links)[number];
 const policies = ['drop', 'fail'] as const;
 
 const bytes = new Float64Array(ops.length * links.length);

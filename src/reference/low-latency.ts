@@ -8,7 +8,7 @@ import { FP8_GROUP } from '../abi/element-formats.ts';
 import { f32Bits, f32FromBits, fromBf16, toBf16 } from '../core/dtype.ts';
 import type { LowLatencyScales } from '../ep/low-latency/low-latency-arguments.ts';
 import type { ReferenceInput } from './reference-input.ts';
-import { sumRows } from './host-sums.ts';
+import { type RankedRow, type ReferenceHosts, sumAcrossHosts } from './host-sums.ts';
 
 // fp8 e4m3fn: 4 exponent bits with bias 7, 3 mantissa bits, no infinity, NaN is 0x7f and 0xff, largest number 448.
 
@@ -174,7 +174,7 @@ function sentRow(
 }
 
 /** What the ranks pass to combine. */
-interface ReferenceLowLatencyCombineInput {
+interface ReferenceLowLatencyCombineInput extends ReferenceHosts {
   /** What the ranks passed to dispatch; weights are needed but in 'rank-major'. */
   readonly inputs: readonly ReferenceInput[];
   readonly received: readonly ReferenceLowLatencyReceived[];
@@ -192,7 +192,7 @@ interface ReferenceLowLatencyCombineInput {
  * @param of A token, its rank and the elements of a row.
  */
 export function referenceLowLatencyCombine(
-  { inputs, received, outputs, mode, active }: ReferenceLowLatencyCombineInput,
+  { inputs, received, outputs, mode, active, hosts, combinePrecision }: ReferenceLowLatencyCombineInput,
   of: { readonly rank: number; readonly token: number; readonly hidden: number },
 ): number[] {
   const choices = inputs[of.rank]?.topkIdx[of.token] ?? [];
@@ -200,11 +200,11 @@ export function referenceLowLatencyCombine(
   const isThere = (rank: number): boolean => active?.[rank] !== false;
   const isOwn = (row: ReferenceLowLatencyRow): boolean => row.sourceRank === of.rank && row.sourceToken === of.token;
   if (mode === 'rank-major') {
-    const rows = received.flatMap(({ byRank }, rank) => {
+    const rows = received.flatMap(({ byRank }, rank): RankedRow[] => {
       const at = (byRank[of.rank] ?? []).findIndex(isOwn);
-      return at === -1 || !isThere(rank) ? [] : [outputs[rank]?.[of.rank]?.[at] ?? []];
+      return at === -1 || !isThere(rank) ? [] : [{ rank, bits: outputs[rank]?.[of.rank]?.[at] ?? [] }];
     });
-    return sumRows(rows, of.hidden);
+    return sumAcrossHosts([], rows, { rank: of.rank, hidden: of.hidden, hosts, combinePrecision });
   }
   const perRank = received[0]?.byExpert.length ?? 1;
   const weighted = choices.flatMap((expert, k): WeightedRow[] => {
@@ -220,13 +220,11 @@ export function referenceLowLatencyCombine(
   const ranks = [...new Set(chosen)].filter(isThere);
   const sums = ranks
     .toSorted((a, b) => a - b)
-    .map((rank) =>
-      weightedSum(
-        weighted.filter((row) => row.rank === rank),
-        of.hidden,
-      ),
-    );
-  return sumRows(sums, of.hidden);
+    .map((rank): RankedRow => {
+      const here = weighted.filter((row) => row.rank === rank);
+      return { rank, bits: weightedSum(here, of.hidden) };
+    });
+  return sumAcrossHosts([], sums, { rank: of.rank, hidden: of.hidden, hosts, combinePrecision });
 }
 
 interface WeightedRow {

@@ -3,7 +3,8 @@ import assert from 'node:assert/strict';
 import { readdirSync } from 'node:fs';
 import test, { before, describe } from 'node:test';
 import { resultOf, runRanks, type RunRanksOptions } from './support/run-ranks.ts';
-import { isWhole } from '../support/extent.ts';
+import { environmentOf, topologies } from './support/topologies.ts';
+import { isWhole, sampled } from '../support/extent.ts';
 import { testSeed } from '../support/seed.ts';
 
 const property = new URL('./ranks/low-latency-property.js', import.meta.url);
@@ -29,6 +30,16 @@ for (const [ranks, runs] of [
   });
 }
 
+for (const topology of sampled([...topologies.slice(2, 5), ...topologies.slice(1, 2), ...topologies.slice(5)], 3)) {
+  const cases = isWhole ? 60 : 8;
+  test(`${cases} random cases on ${topology.name} agree with the reference`, async () => {
+    const args = [String(cases), seed];
+    const env = environmentOf(topology);
+    const { exitCode, transcript } = await runRanks(topology.ranks, property, { args, env, timeoutMs: 600_000 });
+    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+  });
+}
+
 interface Failure {
   readonly code: string;
   readonly message: string;
@@ -41,9 +52,14 @@ async function failures(scenario: string, ranks: number, options: RunRanksOption
   return { ...run, failures: run.ranks.map((rank) => resultOf(rank) as Failure) };
 }
 
-for (const scenario of ['killed between send and receive', 'killed before its rows']) {
-  test(`a rank that is ${scenario} ends the calls of the others, which name it`, async () => {
-    const { failures: got, ranks, transcript } = await failures(scenario, 3);
+for (const [scenario, hosts] of [
+  ['killed between send and receive', '1'],
+  ['killed before its rows', '1'],
+  ['killed between send and receive', '2+1'],
+  ['killed before its rows', '1+2'],
+] as const) {
+  test(`a rank that is ${scenario} ends the calls of the others, which name it, hosts ${hosts}`, async () => {
+    const { failures: got, ranks, transcript } = await failures(scenario, 3, { env: { WEFTLINE_HOSTS: hosts } });
     assert.equal(ranks[1]?.signal, 'SIGKILL', transcript);
     for (const rank of [0, 2]) {
       assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(got[rank]?.code ?? ''), transcript);
@@ -52,8 +68,14 @@ for (const scenario of ['killed between send and receive', 'killed before its ro
   });
 }
 
-test('a rank that never comes is named, with the call and what is waited for, and hears that the others gave up', async () => {
-  const { failures: got, transcript } = await failures('absent', 3);
+for (const hosts of ['1', '3']) {
+  const name =
+    'a rank that never comes is named, with the call and what is waited for, and hears that the others gave up';
+  test(`${name}, hosts ${hosts}`, () => checkAbsent(hosts));
+}
+
+async function checkAbsent(hosts: string): Promise<void> {
+  const { failures: got, transcript } = await failures('absent', 3, { env: { WEFTLINE_HOSTS: hosts } });
   const told = [got[0]!, got[2]!];
   for (const { message } of told) {
     // On a busy machine another one may be as late.
@@ -65,7 +87,7 @@ test('a rank that never comes is named, with the call and what is waited for, an
     transcript,
   );
   assert.equal(got[1]?.code, 'WL_PEER_FAILED', transcript);
-});
+}
 
 const mistakes = [
   ['overflow', 'WL_CAPACITY', /Expert [02] got 4 rows in dispatch 1, more than its 3 \(maxTokensPerExpert\)/],
@@ -83,13 +105,16 @@ const mistakes = [
 ] as const;
 
 // The ranks live on: one job has all of them.
-describe('every rank hears why', () => {
+for (const hosts of ['1', '2']) describe(`every rank hears why, hosts ${hosts}`, () => testMistakes(hosts));
+
+function testMistakes(hosts: string): void {
   let told: readonly (readonly Failure[])[] = [];
   let all = '';
 
   before(async () => {
     const { exitCode, ranks, transcript } = await runRanks(2, failing, {
       args: mistakes.map(([scenario]) => scenario),
+      env: { WEFTLINE_HOSTS: hosts },
     });
     assert.equal(exitCode, 0, transcript);
     told = ranks.map(({ stdout }) => stdout.map((line) => JSON.parse(line) as Failure));
@@ -109,27 +134,36 @@ describe('every rank hears why', () => {
       }
     });
   }
-});
+}
 
 const overlapped = new URL('./ranks/low-latency-overlapped.js', import.meta.url);
 
-test('combines of one result do not wait for the hook of a combine of another', async () => {
-  const { exitCode, transcript } = await runRanks(2, overlapped, { args: ['hooks'] });
-  assert.equal(exitCode, 0, transcript);
-});
+for (const hosts of ['1', '2']) {
+  const env = { WEFTLINE_HOSTS: hosts };
 
-test('a rank may ask alone for the memory of its next combine', async () => {
-  const { exitCode, transcript } = await runRanks(3, new URL('./ranks/low-latency-alone.js', import.meta.url));
-  assert.equal(exitCode, 0, transcript);
-});
+  test(`combines of one result do not wait for the hook of a combine of another, hosts ${hosts}`, async () => {
+    const { exitCode, transcript } = await runRanks(2, overlapped, { args: ['hooks'], env });
+    assert.equal(exitCode, 0, transcript);
+  });
 
-test('ranks on several hosts are refused in words', async () => {
-  const { failures: got, transcript } = await failures('hosts', 2, { env: { WEFTLINE_HOSTS: '2' } });
-  for (const { code, message } of got) {
-    assert.equal(code, 'WL_UNSUPPORTED', transcript);
-    assert.match(message, /works within one host for now.*use EpBuffer there/, transcript);
-  }
-});
+  test(`a rank may ask alone for the memory of its next combine, hosts ${hosts}`, async () => {
+    const alone = new URL('./ranks/low-latency-alone.js', import.meta.url);
+    const { exitCode, transcript } = await runRanks(hosts === '1' ? 3 : 4, alone, { env });
+    assert.equal(exitCode, 0, transcript);
+  });
+}
+
+for (const what of ['elastic', 'choices']) {
+  test(`what works on one host alone is refused in words on several: ${what}`, async () => {
+    const { failures: got, transcript } = await failures(`${what} on several hosts`, 2, {
+      env: { WEFTLINE_HOSTS: '2' },
+    });
+    for (const { code, message } of got) {
+      assert.equal(code, 'WL_UNSUPPORTED', transcript);
+      assert.match(message, /works within one host for now.*use EpBuffer there/, transcript);
+    }
+  });
+}
 
 test('arguments that cannot be are refused at once, and later calls work', async () => {
   const { failures: got, transcript } = await failures('arguments', 2);

@@ -64,7 +64,10 @@ export class RowSums {
   }
 
   /** Sums what this host has of tokens of another one, as it travels. `out`: of the first. */
-  sumHere({ places, ranks, columns }: HostTokens, { first, count, out, bases, onePerRank }: SumPart): void {
+  sumHere(
+    { places, ranks, columns }: Pick<HostTokens, 'places' | 'ranks' | 'columns'>,
+    { first, count, out, bases, onePerRank }: SumPart,
+  ): void {
     const { kernels } = this.#device;
     const cell = first * columns * 4;
     const [rows, from] = [places.address + cell, ranks ? ranks.address + cell : 0];
@@ -75,7 +78,7 @@ export class RowSums {
   }
 
   /** Adds up this rank's tokens. `out` and the biases, 0 for none: addresses of token 0. */
-  addUp(routed: RoutedTokens, part: SumPart, bias0 = 0, bias1 = 0): void {
+  addUp(routed: Pick<RoutedTokens, 'sumTable' | 'sumRanks' | 'sumColumns'>, part: SumPart, bias0 = 0, bias1 = 0): void {
     const { kernels } = this.#device;
     const { sumTable, sumRanks, sumColumns: columns } = routed;
     const { first, count, bases, onePerRank } = part;

@@ -23,10 +23,24 @@ export function isRefused(word: number): boolean {
   return word === REFUSED;
 }
 
-/** The scales of the rows that the word names, undefined for bf16, and K. */
-export function readDispatchWord(word: number): { readonly scales: LowLatencyScales | undefined; readonly k: number } {
+/** What the word of a dispatch says. */
+interface DispatchWord {
+  /** Kind of the scales of the rows, undefined for bf16. */
+  readonly scales: LowLatencyScales | undefined;
+  readonly k: number;
+  readonly hasWeights: boolean;
+  /** Whether ids are i64. */
+  readonly isWide: boolean;
+}
+
+export function readDispatchWord(word: number): DispatchWord {
   const format = formats[word >>> FORMAT_SHIFT] ?? 'bf16';
-  return { scales: format === 'bf16' ? undefined : format, k: word & 0xff };
+  return {
+    scales: format === 'bf16' ? undefined : format,
+    k: word & 0xff,
+    hasWeights: (word & HAS_WEIGHTS) !== 0,
+    isWide: (word & IS_WIDE) !== 0,
+  };
 }
 
 /** The word of a combine with the handle of that dispatch, as kernels compare it: the bits that a record of a wait has room for. */

@@ -8,12 +8,16 @@ import {
   lowLatencyFlags,
   lowLatencyMember,
 } from '../../abi/low-latency.ts';
+import { networkCellsBytes } from '../../abi/network.ts';
 import { checkRules, flag, oneOf, optional, type OptionRules, wholeFrom } from '../../core/check-options.ts';
 import { invalidArgument, show, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
+import { type Hosts, maxServed } from '../../group/network/host-routes.ts';
+import { networkAbortsBytes } from '../../group/network/peer-words.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
+import { bytesOfSum, type CombinePrecision, combinePrecisions, numberHosts } from '../across-hosts/network-size.ts';
 import { epRules, requireExperts } from '../buffer/buffer-size.ts';
 import { lowLatencyBell, lowLatencyCell, memberBoardLayout } from './members/low-latency-cells.ts';
 import type { MemorySize } from '../memory-size.ts';
@@ -56,6 +60,11 @@ export interface LowLatencyConfig {
    */
   readonly elastic?: boolean;
   /**
+   * What a host's sum of a token's rows travels to another host as: rounded to bf16 (default), or as 'f32', twice the bytes.
+   * On one host it makes no difference.
+   */
+  readonly combinePrecision?: CombinePrecision;
+  /**
    * On GPUs: multiprocessors that a call takes, a block on each. 0 (default): all but 16, which other kernels may hold
    * meanwhile, or half of them where that is more.
    */
@@ -70,12 +79,13 @@ export function withLowLatencyDefaults(config: LowLatencyConfig, numRanks: numbe
     combineTravels = 'rank-sums',
     maxTokensPerRank,
     elastic = false,
+    combinePrecision = 'bf16',
     numSms = 0,
   } = config;
   // Nothing was checked yet: what is no number is refused later, by all ranks alike.
   const most = typeof maxTokensPerRank === 'number' ? numRanks * maxTokensPerRank : 0;
   const maxTokensPerExpert = config.maxTokensPerExpert || most;
-  return { ...config, layout, maxTokensPerExpert, overflow, combineTravels, elastic, numSms };
+  return { ...config, layout, maxTokensPerExpert, overflow, combineTravels, elastic, combinePrecision, numSms };
 }
 
 function wordOf(value: unknown): string | number {
@@ -105,7 +115,14 @@ export type LowLatencyRegion =
   | 'choices'
   | 'topkIdx'
   | 'topkWeights'
-  | 'combineRows';
+  | 'combineRows'
+  | LowLatencyNetworkRegion;
+
+/**
+ * Regions of a group on several hosts. For each way to another host: `sent` is what dispatches send there, `returned` what combines
+ * bring back. For each source that the rank serves here: `landed` is what its dispatches send, `sums` what goes back to it.
+ */
+type LowLatencyNetworkRegion = 'networkCells' | 'aborts' | 'sent' | 'landed' | 'sums' | 'returned';
 
 /** A region of several slots, which calls use in turn. */
 interface LowLatencySlots extends WindowRegion {
@@ -129,17 +146,21 @@ export interface LowLatencySize extends MemorySize {
 }
 
 /**
- * Sizes of an EpLowLatency over `numRanks` ranks of one host. Pure; fails with WL_INVALID_ARGUMENT.
+ * Sizes of an EpLowLatency over `numRanks` ranks. Pure; fails with WL_INVALID_ARGUMENT.
  * @param config As EpLowLatency.create() takes it.
  * @param numRanks 1 or more; divides numExperts.
  * @param device What the ranks run on.
+ * @param ranksOfHosts Ranks of each host, whose sum is `numRanks`; all on one by default.
  */
+// oxlint-disable-next-line max-params -- the first three are those of one host
 export function lowLatencySize(
   config: LowLatencyConfig,
   numRanks: number,
   device: 'cpu' | 'cuda' = 'cpu',
+  ranksOfHosts: readonly number[] = [numRanks],
 ): LowLatencySize {
   checkConfig(config, numRanks);
+  const hosts = numberHosts(ranksOfHosts, numRanks);
   if (config.numSms && device === 'cpu') throw invalidArgument('numSms', config.numSms, '0 for ranks on CPUs');
   const full = withLowLatencyDefaults(config, numRanks);
   const { hidden, layout } = full;
@@ -160,12 +181,13 @@ export function lowLatencySize(
     firstRows: [LOW_LATENCY_RESULTS, isByChoice ? full.numExperts * 4 : 0],
     ...arrivingRows(full, numRanks, { receiveSlots, isByExpertOnGpu: !isCpu && isExpertMajor }),
     combineRows: [LOW_LATENCY_RESULTS, combineRowCount * hidden * 2],
+    ...networkRegions(full, hosts, receiveSlots),
   };
   const entries = Object.entries(slots) as [LowLatencyRegion, RegionSlots][];
   const { bytes, regions } = layOutRegions(
     Object.fromEntries(entries.map(([name, of]) => [name, of[0] * strideOf(of)])) as Record<LowLatencyRegion, number>,
   );
-  const windows = windowFootprint(bytes, numRanks);
+  const windows = windowFootprint(bytes, Math.max(...ranksOfHosts));
   const membersBytes = full.elastic ? windowFootprint(memberBoardLayout.bytes, numRanks) : 0;
   const resultRows = isExpertMajor ? experts * full.maxTokensPerExpert : 0;
   return {
@@ -207,6 +229,88 @@ function arrivingRows(
   };
 }
 
+function networkRegions(
+  config: Required<LowLatencyConfig>,
+  hosts: Hosts,
+  receiveSlots: number,
+): Record<LowLatencyNetworkRegion, RegionSlots> {
+  const ways = hosts.length - 1;
+  const ranks = ways === 0 ? 0 : hosts.flat().length;
+  const message = lowLatencyMessage(config, config.maxTokensPerRank, MOST_BESIDE).bytes;
+  const sums = lowLatencySumsBytes(config, config.maxTokensPerRank);
+  const served = maxServed(hosts);
+  return {
+    networkCells: [1, networkCellsBytes(ranks)],
+    aborts: [1, networkAbortsBytes(ranks)],
+    sent: [ways * receiveSlots, message],
+    landed: [served * receiveSlots, message],
+    sums: [served * LOW_LATENCY_RESULTS, sums],
+    returned: [ways * LOW_LATENCY_RESULTS, sums],
+  };
+}
+
+// What ranks of different hosts send each other: one run of bytes for each dispatch and combine.
+
+/** What goes beside the rows of a message. */
+interface LowLatencyBeside {
+  readonly k: number;
+  readonly indexBytes: number;
+  readonly hasWeights: boolean;
+  /** Bytes of a row without its scales. */
+  readonly rowBytes: number;
+  /** 32-bit words of the scales of a row. */
+  readonly words: number;
+}
+
+/** Offsets of the arrays of a message. */
+export interface LowLatencyMessage {
+  /** i32 [count]: tokens of the source. */
+  readonly sourceToken: number;
+  /** [count, K], as the source was given them. */
+  readonly topkIdx: number;
+  /** f32 [count, K]. */
+  readonly topkWeights: number;
+  /** 'expert-major': [count, words]; 'rank-major': [words, M]. */
+  readonly scales: number;
+  readonly rows: number;
+  readonly bytes: number;
+}
+
+/** A message begins with the number of its tokens, or the status of a refusal, and the word of the call; sums with their number and the word of the combine. */
+export const LOW_LATENCY_MESSAGE_HEADER = 64;
+const ARRAY_ALIGNMENT = 16;
+
+/** The message of a dispatch that sends so many tokens to a host. */
+export function lowLatencyMessage(
+  { layout, hidden, maxTopk, maxTokensPerRank }: Required<LowLatencyConfig>,
+  count: number,
+  beside: LowLatencyBeside | typeof MOST_BESIDE,
+): LowLatencyMessage {
+  const most = {
+    k: maxTopk,
+    indexBytes: 8,
+    hasWeights: true,
+    rowBytes: hidden * 2,
+    words: Math.ceil(hidden / FP8_GROUP),
+  };
+  const { k, indexBytes, hasWeights, rowBytes, words } = beside === MOST_BESIDE ? most : beside;
+  const sourceToken = LOW_LATENCY_MESSAGE_HEADER;
+  const topkIdx = sourceToken + alignUp(count * 4, ARRAY_ALIGNMENT);
+  const topkWeights = topkIdx + alignUp(count * k * indexBytes, ARRAY_ALIGNMENT);
+  const scales = topkWeights + alignUp(hasWeights ? count * k * 4 : 0, ARRAY_ALIGNMENT);
+  const scaled = layout === 'rank-major' ? maxTokensPerRank : count;
+  const rows = scales + alignUp(scaled * words * 4, ARRAY_ALIGNMENT);
+  return { sourceToken, topkIdx, topkWeights, scales, rows, bytes: rows + count * rowBytes };
+}
+
+/** Stands for the most that any dispatch sends. */
+const MOST_BESIDE = 'most';
+
+/** Bytes of the sums of so many tokens. */
+export function lowLatencySumsBytes({ hidden, combinePrecision }: Required<LowLatencyConfig>, count: number): number {
+  return LOW_LATENCY_MESSAGE_HEADER + count * bytesOfSum(hidden, 'bf16', combinePrecision);
+}
+
 /** Slots begin on pairs of cache lines, as regions do. */
 const SLOT_ALIGNMENT = 128;
 
@@ -221,6 +325,7 @@ const configRules: OptionRules<LowLatencyConfig> = {
   overflow: optional(oneOf('drop', 'fail')),
   combineTravels: optional(oneOf('rank-sums', 'choices')),
   elastic: optional(flag),
+  combinePrecision: optional(oneOf(...combinePrecisions)),
   numSms: optional(wholeFrom(0)),
 };
 
@@ -243,10 +348,10 @@ export interface LowLatencyScope<D extends Device = Device> {
   readonly size: LowLatencySize;
 }
 
-/** Fails with WL_UNSUPPORTED for ranks on several hosts. */
-export function requireOneHost({ topology }: RankGroup): void {
+/** Fails with WL_UNSUPPORTED for ranks on several hosts. `what`: cannot be there. */
+export function requireOneHost({ topology }: RankGroup, what: string): void {
   const { length } = topology.hosts;
   if (length === 1) return;
-  const message = `EpLowLatency works within one host for now, and the group's ranks are on ${length}: use EpBuffer there`;
+  const message = `${what} works within one host for now, and the group's ranks are on ${length}: use EpBuffer there`;
   throw new WeftlineError('WL_UNSUPPORTED', message, { details: { hosts: length } });
 }

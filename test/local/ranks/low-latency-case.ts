@@ -37,12 +37,15 @@ export interface LowLatencyCase {
   /** True if the later call's hook comes first. */
   readonly laterFirst: boolean;
   readonly elastic: boolean;
+  readonly combinePrecision: 'bf16' | 'f32';
 }
 
 const MAX_TOPK = 12;
+const modes = ['rank-major', 'rank-sums', 'choices'] as const;
+const modesAcrossHosts = ['rank-major', 'rank-sums'] as const;
 
 /** `most`: tokens of a rank. */
-export function lowLatencyCase(ranks: number, most: number): fc.Arbitrary<LowLatencyCase> {
+export function lowLatencyCase(ranks: number, most: number, hosts = 1): fc.Arbitrary<LowLatencyCase> {
   const count = fc.oneof(fc.constant(0), fc.integer({ min: 1, max: most }));
   const round = fc.record({
     seed: fc.integer(),
@@ -61,12 +64,13 @@ export function lowLatencyCase(ranks: number, most: number): fc.Arbitrary<LowLat
   return fc.record({
     hidden: fc.constantFrom(8, 24, 128, 136, 264, 640),
     expertsPerRank: fc.integer({ min: 1, max: 5 }),
-    mode: fc.constantFrom('rank-major' as const, 'rank-sums' as const, 'choices' as const),
+    mode: hosts === 1 ? fc.constantFrom(...modes) : fc.constantFrom(...modesAcrossHosts),
     capacity: fc.constantFrom(0, 0, 1, 3),
     rounds: fc.array(round, { minLength: 0, maxLength: 3 }),
     hooked: fc.array(fc.tuple(round, round), { minLength: 1, maxLength: 2 }),
     laterFirst: fc.boolean(),
-    elastic: fc.boolean(),
+    elastic: hosts === 1 ? fc.boolean() : fc.constant(false),
+    combinePrecision: fc.constantFrom('bf16' as const, 'f32' as const),
   });
 }
 
@@ -78,6 +82,7 @@ export function configOf(of: LowLatencyCase, ranks: number): LowLatencyConfig {
     numExperts: of.expertsPerRank * ranks,
     maxTopk: MAX_TOPK,
     elastic: of.elastic,
+    combinePrecision: of.combinePrecision,
   };
   if (of.mode === 'rank-major') return { ...sizes, layout: 'rank-major' };
   return { ...sizes, combineTravels: of.mode, maxTokensPerExpert: of.capacity, overflow: 'drop' };

@@ -39,12 +39,12 @@ function as(value: unknown): never {
 
 const scenarios: Scenarios = {
   async 'killed between send and receive'() {
-    const ll = await EpLowLatency.create(world, device, config);
+    await using ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(2);
     const { hook } = await ll.dispatch({ ...input, returnRecvHook: true });
     if (world.rank === 1) process.kill(process.pid, 'SIGKILL');
     // Its rows are here; the next ones are not.
-    return failureOf(async () => {
+    return await failureOf(async () => {
       const result = await settled(hook());
       await settled(ll.combine(combineArgs(result)));
       for (;;) await settled(ll.dispatch(input));
@@ -52,14 +52,14 @@ const scenarios: Scenarios = {
   },
 
   async 'killed before its rows'() {
-    const ll = await EpLowLatency.create(world, device, config);
+    await using ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(2);
     if (world.rank === 1) process.kill(process.pid, 'SIGKILL');
-    return failureOf(() => settled(ll.dispatch(input)));
+    return await failureOf(() => settled(ll.dispatch(input)));
   },
 
   async absent() {
-    const ll = await EpLowLatency.create(world, device, config);
+    await using ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(1);
     if (world.rank === 1) await world.store.get('gave up', { timeoutMs: 120_000 });
     const failure = await failureOf(() => settled(ll.dispatch({ ...input, timeoutMs: 400 })));
@@ -68,9 +68,9 @@ const scenarios: Scenarios = {
   },
 
   async overflow() {
-    const ll = await EpLowLatency.create(world, device, { ...config, maxTokensPerExpert: 3 });
+    await using ll = await EpLowLatency.create(world, device, { ...config, maxTokensPerExpert: 3 });
     const input = await inputOf(2);
-    return failureOf(async () => {
+    return await failureOf(async () => {
       await settled(ll.dispatch(input));
       await settled(ll.dispatch(input));
       await settled(ll.dispatch(input));
@@ -79,29 +79,29 @@ const scenarios: Scenarios = {
 
   /** The others end in dispatch, or in combine, which waits for the rank that failed. */
   async 'overflow of one rank'() {
-    const ll = await EpLowLatency.create(world, device, { ...config, maxTokensPerExpert: 3 });
+    await using ll = await EpLowLatency.create(world, device, { ...config, maxTokensPerExpert: 3 });
     const topkIdx = await ids([
       [0, 2],
       [0, -1],
     ]);
     const input = { ...(await inputOf(2)), topkIdx };
-    return failureOf(async () => {
+    return await failureOf(async () => {
       const { handle } = await settled(ll.dispatch(input));
       await settled(ll.combine({ x: device.empty('bf16', [2, 3, 16]), handle }));
     });
   },
 
   async 'other format'() {
-    const ll = await EpLowLatency.create(world, device, config);
+    await using ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(1);
-    return failureOf(() => settled(ll.dispatch({ ...input, dtype: world.rank === 0 ? 'bf16' : 'fp8' })));
+    return await failureOf(() => settled(ll.dispatch({ ...input, dtype: world.rank === 0 ? 'bf16' : 'fp8' })));
   },
 
   async 'other handle'() {
-    const ll = await EpLowLatency.create(world, device, config);
+    await using ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(1);
     const results = [await ll.dispatch(input), await ll.dispatch(input)];
-    return failureOf(() => settled(ll.combine(combineArgs(results[world.rank === 0 ? 0 : 1]!))));
+    return await failureOf(() => settled(ll.combine(combineArgs(results[world.rank === 0 ? 0 : 1]!))));
   },
 
   'other config': () => failureOf(() => EpLowLatency.create(world, device, { ...config, hidden: 16 + 8 * world.rank })),
@@ -112,7 +112,7 @@ const scenarios: Scenarios = {
 
   /** Rank 1 makes a bad choice. On GPUs it ends the use of the object; otherwise the next calls work, here also of rows by rank and with a hook. */
   async 'bad choice'() {
-    const ll = await EpLowLatency.create(world, device, config);
+    await using ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(2);
     const topkIdx = await ids([
       [0, 2],
@@ -120,7 +120,7 @@ const scenarios: Scenarios = {
     ]);
     const failure = await failureOf(() => settled(ll.dispatch({ ...input, topkIdx })));
     if (device.kind === 'cuda') return failure;
-    const byRank = await EpLowLatency.create(world, device, { ...config, layout: 'rank-major' });
+    await using byRank = await EpLowLatency.create(world, device, { ...config, layout: 'rank-major' });
     for (const object of [ll, byRank]) {
       await assert.rejects(async () => {
         const { hook } = await object.dispatch({ ...input, topkIdx, returnRecvHook: true });
@@ -131,11 +131,14 @@ const scenarios: Scenarios = {
     return failure;
   },
 
-  hosts: () => failureOf(() => EpLowLatency.create(world, device, config)),
+  'elastic on several hosts': () => failureOf(() => EpLowLatency.create(world, device, { ...config, elastic: true })),
+
+  'choices on several hosts': () =>
+    failureOf(() => EpLowLatency.create(world, device, { ...config, combineTravels: 'choices' })),
 
   /** Each is refused at once, and the calls afterwards work. */
   async arguments() {
-    const ll = await EpLowLatency.create(world, device, config);
+    await using ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(2);
     const { x, topkIdx, topkWeights } = input;
     const wrongs: unknown[] = [

@@ -189,9 +189,14 @@ async function beginCombine(
   const check = async (combinedX: Tensor<'bf16'>): Promise<void> => {
     if (out) assert.equal(combinedX, out);
     const got = await combinedX.toHost();
+    const { hosts } = group.topology;
+    const { combinePrecision } = of;
     for (let token = 0; token < mine.x.length; token++) {
       const at = { rank: group.rank, token, hidden: of.hidden };
-      const want = referenceLowLatencyCombine({ inputs, received, outputs, mode: of.mode }, at);
+      const want = referenceLowLatencyCombine(
+        { inputs, received, outputs, mode: of.mode, hosts, combinePrecision },
+        at,
+      );
       assert.deepEqual([...got.subarray(token * of.hidden, (token + 1) * of.hidden)], want, `combined row ${token}`);
     }
     if (!zeroCopy) y.close();
@@ -235,7 +240,7 @@ function smsOf({ hidden }: LowLatencyCase): number {
   return device.kind === 'cpu' ? 0 : [0, 1, 5][(hidden / 8) % 3]!;
 }
 
-const property = fc.asyncProperty(lowLatencyCase(n, Number(mostTokens)), async (of) => {
+const property = fc.asyncProperty(lowLatencyCase(n, Number(mostTokens), group.topology.hosts.length), async (of) => {
   let failure: string | null = null;
   try {
     await using ll = await EpLowLatency.create(group, device, { ...configOf(of, n), numSms: smsOf(of) });

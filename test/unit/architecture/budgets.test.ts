@@ -5,7 +5,7 @@ import { listFiles, readSource } from './source-tree.ts';
 
 /** The most lines and the most exported names, by folder. */
 const budgets: Readonly<Record<string, readonly [lines: number, names: number]>> = {
-  'src/core': [1720, 127],
+  'src/core': [1720, 128],
   'src/abi': [2490, 201],
   'src/congestion': [450, 9],
   'src/settings': [810, 8],
@@ -23,9 +23,9 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/agent': [19_032, 388],
   'src/kv': [1683, 42],
   'src/device-api': [2865, 48],
-  'src/group': [2998, 65],
-  'src/ep': [15_240, 277],
-  'src/collectives': [8012, 182],
+  'src/group': [3117, 66],
+  'src/ep': [16_044, 285],
+  'src/collectives': [7893, 182],
   'src/reference': [830, 25],
   'src/programs': [25_111, 527],
   'kernels/wasm': [2860, 80],

@@ -8,6 +8,9 @@ import { asWeftlineError, type ErrorDetails, WeftlineError } from '../../../core
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { MemoryRange, Tensor } from '../../../device/tensor.ts';
+import { HostsFailure } from '../../../group/network/hosts-failure.ts';
+import type { HostNetwork } from '../../../group/network/host-network.ts';
+import { isCrowded as hasFewCores } from '../../../transport/host/rank-cores.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { Missing } from '../../../windows/abort-record.ts';
 import { computeLayout, type Refusal, refusedThere } from '../../buffer/dispatch-layout.ts';
@@ -37,6 +40,7 @@ import type { LowLatencyScope } from '../low-latency-size.ts';
 import { CombineNumbers, LowLatencyCells, type Progress } from '../members/low-latency-cells.ts';
 import { LowLatencyJoining } from '../members/low-latency-joining.ts';
 import { LowLatencyMembers } from '../members/low-latency-members.ts';
+import { type ForwardingTables, HostForwarding } from './host-forwarding.ts';
 import { CallRows, type LowLatencyTables } from './low-latency-rows.ts';
 
 // The one kind of wait of low-latency mode on CPU ranks: each rank in turn reaches a call, and something is done with what it sent.
@@ -57,12 +61,17 @@ interface RankWait {
   readonly skip?: ((rank: number) => void) | undefined;
   /** Nanoseconds by rank are added to it: from the begin of the wait until the rank was seen to have come. */
   readonly stats?: BigInt64Array | undefined;
+  /** What else must be done: work for ranks of other hosts, which nobody does once the calls are over. */
+  readonly alsoUntil?: (() => boolean) | undefined;
 }
+
+/** How far ranks are. */
+type RankProgress = Pick<LowLatencyCells, 'hasReached' | 'reached'>;
 
 /** Made once; begin() starts the next wait. */
 class RanksInOrder implements Steps {
   progress = 0;
-  readonly #cells: LowLatencyCells;
+  readonly #cells: RankProgress;
   readonly #worldRanks: readonly number[];
   readonly #members: LowLatencyMembers | undefined;
   #wait: RankWait = { word: 'dispatched', call: 0, at: 0, name: 'nothing' };
@@ -72,7 +81,7 @@ class RanksInOrder implements Steps {
   readonly #noted: Uint8Array;
 
   /** `members`: where ranks come and go. */
-  constructor(cells: LowLatencyCells, worldRanks: readonly number[], members?: LowLatencyMembers) {
+  constructor(cells: RankProgress, worldRanks: readonly number[], members?: LowLatencyMembers) {
     this.#cells = cells;
     this.#members = members;
     this.#worldRanks = worldRanks;
@@ -104,7 +113,7 @@ class RanksInOrder implements Steps {
       this.progress += 1;
       if (stats !== undefined) this.#note(stats);
     }
-    return true;
+    return this.#wait.alsoUntil?.() ?? true;
   }
 
   missing(): readonly number[] {
@@ -204,6 +213,8 @@ class ElasticFailure implements StepFailure {
 interface CpuLowLatencyParts {
   readonly window: SymmetricWindow;
   readonly tables: LowLatencyTables;
+  /** The network side of a group on several hosts. */
+  readonly across?: { readonly network: HostNetwork; readonly tables: ForwardingTables } | undefined;
 }
 
 export class CpuLowLatencyEngine implements LowLatencyEngine {
@@ -211,6 +222,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   readonly #window: SymmetricWindow;
   readonly #tables: LowLatencyTables;
   readonly #cells: LowLatencyCells;
+  readonly #across: (NonNullable<CpuLowLatencyParts['across']> & { readonly forwarding: HostForwarding }) | undefined;
+  readonly #failure: StepFailure;
   readonly #rows: CallRows;
   readonly #inOrder: RanksInOrder;
   readonly #runner: StepRunner;
@@ -220,27 +233,36 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   /** Dispatches that were received, also where a later one was before an earlier one. */
   readonly #received = new FinishedCalls();
   readonly #combines: CombineNumbers;
+  /** Barriers so far. */
+  #barriers = 0;
   /** Number of the last dispatch that was begun. */
   #dispatch = 0;
   /** Why this rank refuses the choices of the dispatch that begins. */
   #refusal: Refusal | undefined;
 
-  constructor(scope: LowLatencyScope<CpuDevice>, { window, tables }: CpuLowLatencyParts) {
+  constructor(scope: LowLatencyScope<CpuDevice>, { window, tables, across }: CpuLowLatencyParts) {
     const { group, device, size, config } = scope;
     this.#scope = scope;
     this.#window = window;
     this.#tables = tables;
     this.#isRankMajor = config.layout === 'rank-major';
     this.#combines = new CombineNumbers(config.elastic);
-    this.#cells = new LowLatencyCells(device, window, size);
-    this.#rows = new CallRows(scope, window, tables);
+    this.#cells = new LowLatencyCells(device, window, size, { source: group.rank, ranks: group.size });
+    if (across !== undefined) {
+      const forwarding = new HostForwarding(scope, { window, cells: this.#cells, ...across });
+      this.#across = { ...across, forwarding };
+    }
+    const network = this.#across?.forwarding;
+    this.#rows = new CallRows(scope, window, tables, network);
     this.#elastic = config.elastic ? this.#makeElastic() : undefined;
-    this.#inOrder = new RanksInOrder(this.#cells, window.ranks, this.#elastic?.members);
+    this.#inOrder = new RanksInOrder(network ?? this.#cells, group.ranks, this.#elastic?.members);
+    this.#failure = this.#elastic?.failure ?? this.#makeFailure();
     const { timeoutMs, collectiveSpinUs: spinUs } = group.settings;
-    const isCrowded = group.size > availableParallelism();
-    const failure = this.#elastic?.failure ?? window.barrier.failure;
+    const isCrowded =
+      window.ranks.length > availableParallelism() || (network !== undefined && hasFewCores(group.settings));
     const firstCause: typeof group.firstCause = (...cause) => group.firstCause(...cause);
-    this.#runner = new StepRunner(this.#cells.bells, { failure, firstCause, timeoutMs, spinUs, isCrowded });
+    const options = { failure: this.#failure, firstCause, network, timeoutMs, spinUs, isCrowded };
+    this.#runner = new StepRunner(this.#cells.bells, options);
   }
 
   get membership(): LowLatencyMembership | undefined {
@@ -252,7 +274,9 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   }
 
   throwIfUnusable(): void {
-    this.#window.barrier.throwIfUnusable();
+    this.#window.barrier.throwIfUnusable(this.#across?.network);
+    const reason = this.#across && this.#failure.reason();
+    if (reason !== undefined) throw reason;
     this.#elastic?.members.requireActive(this.#dispatch);
   }
 
@@ -286,19 +310,23 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     // ORDER: behind the wait, also for a rank that joins now and has waited for no dispatch before: by then all that
     // concerns this one is decided.
     if (this.#elastic !== undefined) this.#leaveOut(sequence, input.x.shape[0]!, this.#elastic.members);
-    if (this.#refusal !== undefined) this.#refuse(this.#refusal, sequence);
+    if (this.#refusal !== undefined) return this.#refuse(this.#refusal, sequence, wait);
     const word = dispatchWord(input);
     traceBegin('ep.dispatch.rows');
     this.#orGiveUp(() => {
+      const { layout } = this.#tables;
+      this.#across?.forwarding.fold(layout.isTokenInRank, input.x.shape[0]!);
       this.#rows.send(input, sequence);
-      const perRank = this.#tables.layout.numTokensPerRank.view();
-      for (let rank = 0; rank < perRank.length; rank++) {
-        this.#cells.write(rank, 'rows', sequence, perRank[rank]!);
-        this.#cells.write(rank, 'dispatchCall', sequence, word);
+      const perRank = layout.numTokensPerRank.view();
+      for (const [index, rank] of this.#here.entries()) {
+        this.#cells.write(index, 'rows', sequence, perRank[rank]!);
+        this.#cells.write(index, 'dispatchCall', sequence, word);
       }
     });
     this.#cells.publish('dispatched', sequence);
     traceEnd('ep.dispatch.rows');
+    const posting = this.#postAll(wait);
+    if (posting !== undefined) await posting;
   }
 
   async receiveDispatch(
@@ -323,7 +351,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
         if (refusedBy < 0) refusedBy = rank;
         return;
       }
-      compareDispatch(here, there, this.#window.ranks[rank]!);
+      compareDispatch(here, there, this.#worldRank(rank));
       this.#rows.receive(target, rank, count);
     };
     const skip = (rank: number): void => {
@@ -370,8 +398,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     const call = combineCall(number, handle.sequence);
     this.#orGiveUp(() => {
       this.#rows.stage(input);
-      for (let rank = 0; rank < this.#window.ranks.length; rank++) {
-        this.#cells.write(rank, 'combineCall', handle.sequence % LOW_LATENCY_RESULTS, call);
+      for (const index of this.#here.keys()) {
+        this.#cells.write(index, 'combineCall', handle.sequence % LOW_LATENCY_RESULTS, call);
       }
     });
     this.#combines.use(handle.sequence, number);
@@ -384,15 +412,19 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     const result = handle.sequence % LOW_LATENCY_RESULTS;
     const { added } = this.#tables.results[result]!;
     const at = handle.sequence;
+    const forwarding = this.#across?.forwarding;
     let without = 0;
     const visit = (rank: number): void => {
       if (this.#elastic !== undefined) added.view()[rank] = 1;
-      const isSame = this.#cells.read(rank, 'combineCall', result) === combineCall(number, at);
+      const isHere = forwarding === undefined || this.#isHere(rank);
+      // One rank alone of another host sends sums, and tells of which combine they are.
+      if (!isHere && !forwarding.sendsSums(rank)) return;
+      const callOf = (of: number): number =>
+        isHere ? this.#cells.read(rank, 'combineCall', of) : forwarding.combineCall(rank, of);
+      const isSame = callOf(result) === combineCall(number, at);
       // ORDER: as in receiveDispatch().
       this.#elastic?.members.requireActive(at);
-      if (isSame) return;
-      const there = combineResults.map((of) => this.#cells.read(rank, 'combineCall', of));
-      throw otherCombine(at, there, this.#window.ranks[rank]!);
+      if (!isSame) throw otherCombine(at, combineResults.map(callOf), this.#worldRank(rank));
     };
     const skip = (rank: number): void => {
       added.view()[rank] = 0;
@@ -400,7 +432,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     };
     const name = `combine of dispatch ${at}, for rows`;
     const stats = input.waitStats?.view();
-    const waiting = this.#until({ word: 'combined', call: number, at, name, visit, skip, stats }, wait);
+    const alsoUntil = forwarding && ((): boolean => forwarding.hasSummed(number));
+    const waiting = this.#until({ word: 'combined', call: number, at, name, visit, skip, stats, alsoUntil }, wait);
     if (waiting !== undefined) await waiting;
     this.#elastic?.members.requireActive(at);
     traceBegin('ep.combine.rows');
@@ -411,20 +444,56 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     traceEnd('ep.combine.rows');
     // Combines of one result end in their order.
     this.#cells.publish('taken', number, result);
+    if (forwarding !== undefined) {
+      forwarding.freeSums(result);
+      forwarding.advance();
+    }
     return out;
   }
 
-  barrier(wait: LowLatencyWait): Promise<void> {
-    return this.#window.barrier.wait(callWord({ kind: 'barrier' }, 'opening'), wait);
+  async barrier(wait: LowLatencyWait): Promise<void> {
+    const { barrier } = this.#window;
+    const call = callWord({ kind: 'barrier' }, 'opening');
+    if (this.#across === undefined) return barrier.wait(call, wait);
+    await barrier.wait(call, wait);
+    this.#barriers = (this.#barriers + 1) | 0;
+    await this.#across.forwarding.meet(this.#barriers, (meeting) => this.#runner.run(meeting, wait));
+    // Behind it every rank of this host has heard of its sources, and so of all ranks.
+    await barrier.wait(call, wait);
   }
 
   /** The window is unmapped: tensors over it become invalid. */
-  close(): void {
+  async close(): Promise<void> {
+    await this.#across?.network.close();
     this.#elastic?.joining.close(new WeftlineError('WL_CLOSED', 'This EpLowLatency was closed'));
     this.#elastic?.members.mask(this.#window.index);
     this.#window[Symbol.dispose]();
     this.#rows[Symbol.dispose]();
     this.#tables[Symbol.dispose]();
+    this.#across?.tables[Symbol.dispose]();
+  }
+
+  /** Ranks of this host, by their numbers in the group. */
+  get #here(): readonly number[] {
+    return this.#scope.group.topology.scaleUpRanks;
+  }
+
+  #isHere(rank: number): boolean {
+    const { topology } = this.#scope.group;
+    return topology.hostOf(rank) === topology.hostIndex;
+  }
+
+  #worldRank(rank: number): number {
+    return this.#scope.group.ranks[rank]!;
+  }
+
+  #makeFailure(): StepFailure {
+    const { group, device, size } = this.#scope;
+    const window = this.#window;
+    if (this.#across === undefined) return window.barrier.failure;
+    const { networkCells: cells, aborts } = size.regions;
+    const { network } = this.#across;
+    return new HostsFailure({ group, device, window, network, cells: cells.offset, aborts: aborts.offset });
   }
 
   async #untilCombineSlotIsFree({ sequence }: LowLatencyHandle, wait: LowLatencyWait): Promise<void> {
@@ -440,7 +509,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     try {
       work();
     } catch (error) {
-      (this.#elastic?.failure ?? this.#window.barrier.failure).raise(error);
+      this.#failure.raise(error);
       this.#cells.bells.ringAll();
       throw error;
     }
@@ -448,18 +517,25 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
 
   #refusedThere(rank: number, sequence: number, k: number): WeftlineError {
     const status = this.#cells.read(rank, 'rows', sequence);
-    return refusedThere(this.#tables.shape, { status, rank: this.#window.ranks[rank]!, k });
+    return refusedThere(this.#tables.shape, { status, rank: this.#worldRank(rank), k });
+  }
+
+  /** What goes to other hosts is with the carrier: this rank may do something else now. */
+  #postAll(wait: LowLatencyWait): Promise<void> | undefined {
+    return this.#across && this.#runner.run(nothingMore, wait);
   }
 
   /** Tells the others why no rows come: their dispatch ends with this reason too, and all can begin the next one. */
-  #refuse({ error, status }: Refusal, sequence: number): never {
-    for (let rank = 0; rank < this.#window.ranks.length; rank++) {
-      this.#cells.write(rank, 'rows', sequence, status);
-      this.#cells.write(rank, 'dispatchCall', sequence, REFUSED);
+  async #refuse({ error, status }: Refusal, sequence: number, wait: LowLatencyWait): Promise<never> {
+    for (const index of this.#here.keys()) {
+      this.#cells.write(index, 'rows', sequence, status);
+      this.#cells.write(index, 'dispatchCall', sequence, REFUSED);
     }
+    this.#across?.forwarding.refuse(sequence, status, REFUSED);
     this.#cells.publish('dispatched', sequence);
     // Nobody reads what the others send.
     if (!this.#isRankMajor) this.#cells.publish('released', this.#received.finish(sequence));
+    await this.#postAll(wait);
     throw error;
   }
 
@@ -519,6 +595,13 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     return this.#runner.run(this.#inOrder.begin(what), wait);
   }
 }
+
+const nothingMore: Steps = {
+  progress: 0,
+  name: 'a dispatch, for room to send',
+  advance: () => true,
+  missing: () => [],
+};
 
 /** Numbers of the results that are alive at once. */
 const combineResults = [...Array.from({ length: LOW_LATENCY_RESULTS }).keys()];

@@ -1,4 +1,4 @@
-// Makes the engine of an EpLowLatency on CPU ranks of one host: the ranks agree, then make windows together, or one joins again.
+// Makes the engine of an EpLowLatency on CPU ranks: the ranks agree, then make windows together, or one joins again.
 import { agreeOn } from '../../../group/agree.ts';
 import { describeCall } from '../../../group/calls.ts';
 import { withoutCounts } from '../../../core/counts.ts';
@@ -6,6 +6,7 @@ import { type CallWait, Deadline } from '../../../core/deadline.ts';
 import { asWeftlineError } from '../../../core/errors.ts';
 import { withoutTrace } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import { HostNetwork } from '../../../group/network/host-network.ts';
 import { TensorSet } from '../../../device/device.ts';
 import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
 import { SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/symmetric-window.ts';
@@ -22,12 +23,15 @@ import {
   type LowLatencyConfig,
   type LowLatencyScope,
   lowLatencySize,
+  type LowLatencySize,
   requireOneHost,
   withLowLatencyDefaults,
 } from '../low-latency-size.ts';
 import { type AnnouncementBoard, attachWindow, joinOrCreate } from '../members/low-latency-joining.ts';
+import { ranksOfHosts } from '../../across-hosts/network-size.ts';
 import { CpuLowLatencyEngine } from './cpu-low-latency-engine.ts';
-import { makeLowLatencyTables } from './low-latency-rows.ts';
+import { type ForwardingTables, makeForwardingTables } from './host-forwarding.ts';
+import { type LowLatencyTables, makeLowLatencyTables } from './low-latency-rows.ts';
 
 // A process that joins makes calls by itself first: the code of a call is then compiled before other ranks wait for it.
 
@@ -138,32 +142,83 @@ async function createFirst(
 }
 
 async function createTogether(
-  { group, device, given, config }: CpuLowLatencyOptions,
+  options: CpuLowLatencyOptions,
   wait: CallWait,
 ): Promise<{ readonly made: CpuLowLatency; readonly window: SymmetricWindow }> {
+  const { group, device, given, config } = options;
   const { size, tables } = await agreeOn(
     group,
     {
       what,
       config: comparableConfig(config, device.kind),
       prepare: () => {
-        requireOneHost(group);
-        const sizes = lowLatencySize(given, group.size);
+        if (config.elastic) requireOneHost(group, 'An elastic EpLowLatency');
+        if (config.combineTravels === 'choices') requireOneHost(group, "EpLowLatency with combineTravels 'choices'");
+        const sizes = lowLatencySize(given, group.size, 'cpu', ranksOfHosts(group));
         checkMemoryBudget(what, [{ name: 'windows', bytes: sizes.bytes, isShared: true }], { group, device });
-        return { size: sizes, tables: makeLowLatencyTables(device, config, group.size) };
+        return { size: sizes, tables: makeTables(options) };
       },
-      release: (prepared) => prepared.tables[Symbol.dispose](),
+      release: (prepared) => disposeAll(prepared.tables),
     },
     wait,
   );
+  let window: SymmetricWindow | undefined;
   try {
-    const window = await SymmetricWindow.create({ ...wait, ...windowOf(group, device, size.bytes) });
+    window = await SymmetricWindow.create({ ...wait, ...windowOf(group, device, size.bytes) });
     const scope = { group, device, config: Object.freeze({ ...config }), size };
-    return { window, made: { scope, engine: new CpuLowLatencyEngine(scope, { window, tables }), next: 1 } };
+    const across = tables.across && {
+      tables: tables.across,
+      network: await openNetwork(options, { size, window }, wait),
+    };
+    const engine = new CpuLowLatencyEngine(scope, { window, tables: tables.calls, across });
+    return { window, made: { scope, engine, next: 1 } };
   } catch (error) {
-    tables[Symbol.dispose]();
+    window?.[Symbol.dispose]();
+    disposeAll(tables);
     throw error;
   }
+}
+
+interface MadeTables {
+  readonly calls: LowLatencyTables;
+  readonly across: ForwardingTables | undefined;
+}
+
+/** All that a rank needs besides the window, before anything is shared. Fails with WL_MEMORY. */
+function makeTables({ group, device, config }: CpuLowLatencyOptions): MadeTables {
+  const calls = makeLowLatencyTables(device, config, group.size);
+  if (group.topology.hosts.length === 1) return { calls, across: undefined };
+  try {
+    return { calls, across: makeForwardingTables(group, device, config) };
+  } catch (error) {
+    calls[Symbol.dispose]();
+    throw error;
+  }
+}
+
+function disposeAll(tables: MadeTables): void {
+  tables.calls[Symbol.dispose]();
+  tables.across?.[Symbol.dispose]();
+}
+
+/** Collective; fails alike on all ranks. */
+function openNetwork(
+  { group, device }: CpuLowLatencyOptions,
+  { size: { regions }, window }: { readonly size: LowLatencySize; readonly window: SymmetricWindow },
+  wait: CallWait,
+): Promise<HostNetwork> {
+  return HostNetwork.create({
+    ...wait,
+    group,
+    device,
+    name: 'EpLowLatency',
+    barrier: window.barrier,
+    windows: [window],
+    cells: regions.networkCells.offset,
+    aborts: regions.aborts.offset,
+    // What is sent is one run of bytes.
+    rows: { rows: 0, rowWindow: 0 },
+  });
 }
 
 /** Takes the place of this rank's former process; not collective. Resolves once an active rank has connected it. */
@@ -189,7 +244,7 @@ async function joinAgain(
     return { scope, engine, next };
   } catch (error) {
     // It owns both, and memory that it has made ready since.
-    if (engine !== undefined) engine.close();
+    if (engine !== undefined) await engine.close();
     else {
       window?.[Symbol.dispose]();
       tables[Symbol.dispose]();

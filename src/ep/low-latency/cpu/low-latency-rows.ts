@@ -2,10 +2,10 @@
 import { elementFormats, FP8_GROUP } from '../../../abi/element-formats.ts';
 import { alignUp } from '../../../abi/layout.ts';
 import { LOW_LATENCY_RESULTS, lowLatencyScales } from '../../../abi/low-latency.ts';
-import { countOverflow, countRowBytes } from '../../../core/counts.ts';
+import { countOverflow, countRowBytes, type EpLink } from '../../../core/counts.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import type { WeftlineError } from '../../../core/errors.ts';
-import { overflowError } from '../call-words.ts';
+import { dispatchWord, overflowError } from '../call-words.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { TensorSet } from '../../../device/device.ts';
 import { type Storage, Tensor } from '../../../device/tensor.ts';
@@ -25,8 +25,9 @@ import type {
   LowLatencyRows,
   LowLatencyShortfall,
 } from '../low-latency-results.ts';
-import type { LowLatencyConfig, LowLatencyRegion, LowLatencyScope } from '../low-latency-size.ts';
+import type { LowLatencyConfig, LowLatencyMessage, LowLatencyRegion, LowLatencyScope } from '../low-latency-size.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { HostForwarding } from './host-forwarding.ts';
 
 // The tables that low-latency kernels work with on a CPU rank, all allocated before the ranks agree that they can begin.
 
@@ -111,11 +112,20 @@ export class CallRows implements Disposable {
   /** Bytes of a bf16 row. */
   readonly #rowBytes: number;
   readonly #isRankMajor: boolean;
+  /** The way to ranks of other hosts, of a group on several. */
+  readonly #forwarding: HostForwarding | undefined;
   /** Memory of results for which no `out` was given, by parity of the dispatch; made when first needed. */
   readonly #own: (Storage | undefined)[] = [undefined, undefined];
 
-  constructor(scope: LowLatencyScope<CpuDevice>, window: SymmetricWindow, tables: LowLatencyTables) {
+  // oxlint-disable-next-line max-params -- the last one is there on several hosts alone
+  constructor(
+    scope: LowLatencyScope<CpuDevice>,
+    window: SymmetricWindow,
+    tables: LowLatencyTables,
+    forwarding: HostForwarding | undefined,
+  ) {
     this.#scope = scope;
+    this.#forwarding = forwarding;
     this.#window = window;
     this.#tables = tables;
     this.#kernels = scope.device.kernels;
@@ -172,13 +182,19 @@ export class CallRows implements Disposable {
     kernels.fillBytes(next.address, 0, n * 4);
     kernels.compactRows(layout.isTokenInRank.address, tokens, n, next.address, table);
     this.#countRows(result, scales);
+    const indexBytes = dtypes[topkIdx.dtype].bytes;
+    const words = scales === undefined ? 0 : scaleWords(hidden, scales);
+    const forwarding = this.#forwarding;
+    const rowBytes = scales === undefined ? hidden * 2 : hidden;
+    const hasWeights = topkWeights !== undefined;
+    const word = dispatchWord(input);
+    forwarding?.open(sequence, next.view(), { word, k, indexBytes, hasWeights, rowBytes, words });
     if (scales === undefined) {
-      this.#fillBases(bases, 'rows', slot, hidden * 2);
+      this.#aim(bases, 'rows', slot, rowBytes);
       kernels.scatterRows(x.address, hidden * 2, tokens, n, table, 0, bases.address);
     } else {
-      const words = scaleWords(hidden, scales);
-      this.#fillBases(bases, 'rows', slot, hidden);
-      this.#fillBases(scaleBases, 'scales', slot, words * 4);
+      this.#aim(bases, 'rows', slot, rowBytes);
+      this.#aim(scaleBases, 'scales', slot, words * 4);
       kernels.scatterQuantized(
         x.address,
         hidden,
@@ -193,18 +209,27 @@ export class CallRows implements Disposable {
         this.#tables.scratch.address,
       );
     }
-    this.#fillBases(bases, 'sourceToken', slot, 4);
+    this.#aim(bases, 'sourceToken', slot, 4);
     kernels.scatterTokenIndex(tokens, n, table, 0, bases.address);
-    const indexBytes = dtypes[topkIdx.dtype].bytes;
     const perRank = config.numExperts / n;
-    this.#fillBases(bases, 'topkIdx', slot, k * indexBytes);
+    this.#aim(bases, 'topkIdx', slot, k * indexBytes);
     kernels.scatterTopkIndex(topkIdx.address, indexBytes, tokens, k, n, perRank, table, bases.address, 0);
     result.indexBytes = indexBytes;
     if (choices.bytes > 0) kernels.copyBytes(choices.address, topkIdx.address, topkIdx.bytes);
-    if (topkWeights === undefined) return;
-    this.#fillBases(bases, 'topkWeights', slot, k * 4);
-    const weights = topkWeights.address;
-    kernels.scatterTopkWeight(topkIdx.address, indexBytes, weights, tokens, k, n, perRank, table, bases.address, 0);
+    if (hasWeights) {
+      this.#aim(bases, 'topkWeights', slot, k * 4);
+      const weights = topkWeights.address;
+      kernels.scatterTopkWeight(topkIdx.address, indexBytes, weights, tokens, k, n, perRank, table, bases.address, 0);
+    }
+    if (forwarding === undefined) return;
+    // The ranks of another host need all choices, not those of one of them.
+    for (const { address, count, at } of forwarding.messages) {
+      const list = address + at.sourceToken;
+      kernels.gatherRows(address + at.topkIdx, topkIdx.address, k * indexBytes, list, count);
+      if (hasWeights) kernels.gatherRows(address + at.topkWeights, topkWeights.address, k * 4, list, count);
+    }
+    forwarding.send(sequence);
+    forwarding.listSums(sequence, sentRows, tokens);
   }
 
   /** Hot path. Combine brings back a row of each rank that holds a token, or of each expert. */
@@ -219,8 +244,14 @@ export class CallRows implements Disposable {
       rowsBack[rank] = isByChoice ? 0 : sent[rank]!;
       if (isByChoice)
         for (let expert = rank * perRank; expert < (rank + 1) * perRank; expert++) rowsBack[rank]! += chosen[expert]!;
-      countRowBytes('dispatch', rank === group.rank ? 'self' : 'host', sent[rank]! * rowBytes);
+      countRowBytes('dispatch', this.#linkTo(rank), sent[rank]! * rowBytes);
     }
+  }
+
+  #linkTo(rank: number): EpLink {
+    const { rank: own, topology } = this.#scope.group;
+    if (rank === own) return 'self';
+    return topology.hostOf(rank) === topology.hostIndex ? 'host' : 'network';
   }
 
   beginReceive(input: CheckedLowLatencyDispatch, sequence: number): ReceiveTarget {
@@ -372,15 +403,15 @@ export class CallRows implements Disposable {
   add({ handle, topkWeights }: CheckedLowLatencyCombine, out: Tensor<'bf16'>, without: boolean): void {
     this.#countSums(this.#resultOf(handle.sequence), without);
     if (without) this.#leaveOut(handle.sequence, handle.numTokens);
-    if (topkWeights === undefined) this.#addRanks(handle.sequence, handle.numTokens, out);
+    if (this.#forwarding !== undefined) this.#addHosts(this.#forwarding, handle, out);
+    else if (topkWeights === undefined) this.#addRanks(handle.sequence, handle.numTokens, out);
     else this.#addWeighted(handle.sequence, topkWeights, out, without);
   }
 
   #countSums({ rowsBack, added }: ResultTables, without: boolean): void {
     const there = without ? added.view() : undefined;
     for (const [rank, rows] of rowsBack.entries()) {
-      const link = rank === this.#scope.group.rank ? 'self' : 'host';
-      if (there?.[rank] !== 0) countRowBytes('combine', link, rows * this.#rowBytes);
+      if (there?.[rank] !== 0) countRowBytes('combine', this.#linkTo(rank), rows * this.#rowBytes);
     }
   }
 
@@ -447,6 +478,13 @@ export class CallRows implements Disposable {
     for (let rank = 0; rank < ranks; rank++) {
       if (there[rank] === 0) for (let token = 0; token < tokens; token++) rows[token * ranks + rank] = -1;
     }
+  }
+
+  #addHosts(forwarding: HostForwarding, { sequence, numTokens: tokens }: LowLatencyHandle, out: Tensor<'bf16'>): void {
+    const { bases } = this.#tables;
+    this.#fillBases(bases, 'combineRows', sequence % LOW_LATENCY_RESULTS, this.#rowBytes);
+    const own = bases.view().filter((_, rank) => this.#linkTo(rank) !== 'network');
+    forwarding.addUp({ sequence, tokens, own, out: out.address });
   }
 
   #addRanks(sequence: number, tokens: number, out: Tensor<'bf16'>): void {
@@ -537,16 +575,28 @@ export class CallRows implements Disposable {
     return this.#tables.results[sequence % this.#own.length] as ResultTables;
   }
 
-  #address(region: LowLatencyRegion, slot: number, rank = this.#window.index): number {
+  /** `index`: of a rank of this host. */
+  #address(region: LowLatencyRegion, slot: number, index = this.#window.index): number {
     const { offset, stride } = this.#scope.size.regions[region];
-    return this.#window.addresses[rank]! + offset + slot * stride;
+    return this.#window.addresses[index]! + offset + slot * stride;
   }
 
-  /** Fills in where the rows of this rank begin at each rank; a row of the region has `width` bytes. */
+  /** Fills in where the rows of this rank begin at each rank of this host; a row of the region has `width` bytes. */
   #fillBases(table: Tensor<'i32'>, region: LowLatencyRegion, slot: number, width: number): void {
     const view = table.view();
-    const own = this.#window.index * this.#scope.config.maxTokensPerRank * width;
-    for (let rank = 0; rank < view.length; rank++) view[rank] = (this.#address(region, slot, rank) + own) | 0;
+    const { group, config } = this.#scope;
+    const { scaleUpRanks } = group.topology;
+    const own = group.rank * config.maxTokensPerRank * width;
+    for (let index = 0; index < scaleUpRanks.length; index++)
+      view[scaleUpRanks[index]!] = (this.#address(region, slot, index) + own) | 0;
+  }
+
+  /** The same, and at each forwarder where the array begins in the message to its host. */
+  #aim(table: Tensor<'i32'>, region: keyof LowLatencyMessage & LowLatencyRegion, slot: number, width: number): void {
+    this.#fillBases(table, region, slot, width);
+    if (this.#forwarding === undefined) return;
+    const view = table.view();
+    for (const { forwarder, address, at } of this.#forwarding.messages) view[forwarder] = (address + at[region]) | 0;
   }
 
   #overflow(dropped: Tensor<'i32'>, dispatch: number): WeftlineError {

@@ -56,7 +56,7 @@ interface CudaLowLatency {
 
 /** Fails with WL_UNSUPPORTED or WL_INVALID_ARGUMENT. */
 function sizeOf({ group, device, given, config }: CudaLowLatencyOptions): LowLatencySize {
-  requireOneHost(group);
+  requireOneHost(group, 'EpLowLatency on GPUs');
   const size = lowLatencySize(given, group.size, device.kind);
   requireCudaLimits(WHAT, group, config.numExperts);
   return size;

@@ -64,35 +64,49 @@ export interface MemberRegions {
   readonly hasMarks?: boolean;
 }
 
+/** The rank whose words are written, and how many ranks write any. */
+interface CellsOf {
+  /** The rank itself, or one of another host that it stands for here. */
+  readonly source: number;
+  /** Ranks of the group. */
+  readonly ranks: number;
+}
+
 export class LowLatencyCells {
   readonly bells: RankBells;
   readonly #words: Int32Array;
   readonly #me: number;
-  /** For each rank, the cell for this rank's words in its window, and the cell for its words in this one. */
+  /** For each rank of this host, the cell of the source's words in its window; for each rank, the cell of its words in this one. */
   readonly #theirs: Int32Array;
   readonly #mine: Int32Array;
 
-  constructor(device: CpuDevice, window: SymmetricWindow, { regions }: MemberRegions) {
-    const { storage, addresses, index: me } = window;
+  /** `of`: this rank among those of its host, unless the group is on several. */
+  constructor(
+    device: CpuDevice,
+    window: SymmetricWindow,
+    { regions }: MemberRegions,
+    of: CellsOf = { source: window.index, ranks: window.ranks.length },
+  ) {
+    const { storage, addresses, index } = window;
     const words = device.hostView('i32', storage.address, storage.bytes / 4);
-    const wordOf = (rank: number, region: 'cells' | 'bell'): number =>
-      (addresses[rank]! - storage.address + regions[region].offset) / 4;
+    const wordOf = (at: number, region: 'cells' | 'bell'): number =>
+      (addresses[at]! - storage.address + regions[region].offset) / 4;
     this.#words = words;
-    this.#me = me;
-    this.#theirs = Int32Array.from(addresses, (_, rank) => wordOf(rank, 'cells') + me * CELL_WORDS);
-    this.#mine = Int32Array.from(addresses, (_, rank) => wordOf(me, 'cells') + rank * CELL_WORDS);
-    const board = Int32Array.from(addresses, (_, rank) => wordOf(rank, 'bell'));
+    this.#me = of.source;
+    this.#theirs = Int32Array.from(addresses, (_, at) => wordOf(at, 'cells') + of.source * CELL_WORDS);
+    this.#mine = Int32Array.from({ length: of.ranks }, (_, rank) => wordOf(index, 'cells') + rank * CELL_WORDS);
+    const board = Int32Array.from(addresses, (_, at) => wordOf(at, 'bell'));
     this.bells = new RankBells({
       words,
       bells: board.map((word) => word + bellWord.bell),
       sleepers: board.map((word) => word + bellWord.sleepers),
-      me,
+      me: index,
     });
   }
 
-  /** A word of the call with that number, or of that result, for one rank; a publish() must follow. */
-  write(rank: number, word: CallWord, call: number, value: number): void {
-    this.#words[this.#theirs[rank]! + cellWord[word] + (call & CALL_MASK)] = value;
+  /** A word of the call with that number, or of that result, for the rank with that index on this host; a publish() must follow. */
+  write(index: number, word: CallWord, call: number, value: number): void {
+    this.#words[this.#theirs[index]! + cellWord[word] + (call & CALL_MASK)] = value;
   }
 
   /** What that rank wrote of the call, once hasReached() says that it published it. */
@@ -101,8 +115,8 @@ export class LowLatencyCells {
   }
 
   /**
-   * Tells all ranks, this one too, that this rank has reached that call, and publishes all that it wrote before. `result`: of
-   * 'taken'.
+   * Tells all ranks of this host, this one too, that the source has reached that call, and publishes all that was written for it
+   * before. `result`: of 'taken'.
    */
   publish(word: Progress, call: number, result = 0): void {
     if (word === 'dispatched') {
@@ -110,9 +124,7 @@ export class LowLatencyCells {
       for (const cell of this.#theirs) this.#words[cell + cellWord.dispatchedHigh] = high;
     }
     // ORDER: sequentially consistent, as are the stores of sleepers, so that a rank about to sleep sees this or is seen.
-    for (let rank = 0; rank < this.#theirs.length; rank++) {
-      Atomics.store(this.#words, this.#theirs[rank]! + cellWord[word] + result, call | 0);
-    }
+    for (const cell of this.#theirs) Atomics.store(this.#words, cell + cellWord[word] + result, call | 0);
     this.bells.ringAll();
   }
 

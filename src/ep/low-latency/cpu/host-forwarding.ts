@@ -1,0 +1,501 @@
+// Low-latency calls across hosts on a CPU rank. A dispatch sends each other host one message, to the rank there that stands for
+// this one (see HostRoutes): it puts the rows to the ranks of its host and tells them what this rank would. Of a combine it
+// sums the rows that its host has of each token, and sends one message of sums back. Whoever waits for anything does this work
+// for others meanwhile. Hot path.
+import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
+import { networkCells } from '../../../abi/network.ts';
+import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import { TensorSet } from '../../../device/device.ts';
+import type { Tensor } from '../../../device/tensor.ts';
+import type { HostNetwork } from '../../../group/network/host-network.ts';
+import { hostRoutes, type HostRoutes } from '../../../group/network/host-routes.ts';
+import type { OutQueue } from '../../../group/network/out-queue.ts';
+import type { Steps } from '../../../group/steps.ts';
+import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
+import { RowSums } from '../../across-hosts/host-calls.ts';
+import { emptyLayout } from '../../buffer/dispatch-layout.ts';
+import { isRefused, readDispatchWord } from '../call-words.ts';
+import { scaleWords } from '../low-latency-arguments.ts';
+import {
+  LOW_LATENCY_MESSAGE_HEADER,
+  type LowLatencyConfig,
+  lowLatencyMessage,
+  type LowLatencyMessage,
+  type LowLatencyRegion,
+  type LowLatencyScope,
+  lowLatencySumsBytes,
+} from '../low-latency-size.ts';
+import { LowLatencyCells, type Progress } from '../members/low-latency-cells.ts';
+
+export type ForwardingTables = ReturnType<typeof makeForwardingTables>;
+
+/** Fails with WL_MEMORY. */
+export function makeForwardingTables(
+  group: RankGroup,
+  device: CpuDevice,
+  { maxTokensPerRank: most, numExperts, hidden, combinePrecision: precision }: Required<LowLatencyConfig>,
+) {
+  const routes = hostRoutes(group.topology.hosts, group.rank);
+  const { length: here } = group.topology.scaleUpRanks;
+  const columns = here + routes.ways.length;
+  return TensorSet.together(device, (tensors) => ({
+    layout: emptyLayout(tensors, most, { ranks: group.size, experts: numExperts }),
+    /** Numbers in the group of the ranks of this host. */
+    ranks: tensors.empty('i32', [here]),
+    /** u8 [M, ranks of this host]: which of them gets which token of a message. */
+    marks: tensors.empty('u8', [most, here]),
+    next: tensors.empty('i32', [here]),
+    /** Addresses by rank of this host, for one kernel at a time, and by column of a sum. */
+    bases: tensors.empty('i32', [here]),
+    sumBases: tensors.empty('i32', [columns]),
+    sums: new RowSums(device, tensors, { routes, ownColumns: here, hidden, dtype: 'bf16', precision }),
+    /** One for each result: the columns of this rank's sums, hosts in order, of its own host a column per rank. */
+    sumTables: Array.from({ length: LOW_LATENCY_RESULTS }, () => tensors.empty('i32', [most, columns])),
+    /** One for each source that is served and each result: the rows of its tokens at the ranks of this host. */
+    places: routes.served.map(() =>
+      Array.from({ length: LOW_LATENCY_RESULTS }, () => tensors.empty('i32', [most, here])),
+    ),
+  }));
+}
+
+/** What this rank sends to one other host. */
+export interface HostMessage {
+  /** The rank that takes it, by which tables name the host. */
+  readonly forwarder: number;
+  readonly ranks: readonly number[];
+  /** The message of the dispatch that is being sent. */
+  address: number;
+  count: number;
+  at: LowLatencyMessage;
+}
+
+/** A rank of another host for which this one stands here. */
+interface Source {
+  readonly rank: number;
+  readonly slot: number;
+  /** The number of this host among the ways of the source. */
+  readonly way: number;
+  readonly cells: LowLatencyCells;
+  readonly queue: OutQueue;
+  /** Dispatches that were forwarded, dispatches of which it was told that they are released, combines whose sums were sent. */
+  forwarded: number;
+  released: number;
+  summed: number;
+  /** The tokens of the last dispatch of each result, and how many combines of it have had their sums sent. */
+  readonly counts: Int32Array;
+  readonly sent: Int32Array;
+}
+
+interface HostForwardingParts {
+  readonly window: SymmetricWindow;
+  readonly network: HostNetwork;
+  readonly tables: ForwardingTables;
+  readonly cells: LowLatencyCells;
+}
+
+/** What goes beside the rows of a dispatch, alike for all hosts. */
+interface Beside {
+  readonly word: number;
+  readonly k: number;
+  readonly indexBytes: number;
+  readonly hasWeights: boolean;
+  readonly rowBytes: number;
+  readonly words: number;
+}
+
+export class HostForwarding {
+  readonly messages: readonly HostMessage[];
+  readonly network: HostNetwork;
+  readonly #scope: LowLatencyScope<CpuDevice>;
+  readonly #window: SymmetricWindow;
+  readonly #tables: ForwardingTables;
+  readonly #cells: LowLatencyCells;
+  readonly #routes: HostRoutes;
+  readonly #sources: readonly Source[];
+  /** The way to the host of each rank that stands for this one elsewhere. */
+  readonly #wayOf = new Map<number, number>();
+  /** 32-bit words of the window, from its own begin. */
+  readonly #words: Int32Array;
+
+  constructor(scope: LowLatencyScope<CpuDevice>, { window, network, tables, cells }: HostForwardingParts) {
+    const { group, device, size } = scope;
+    const { routes, channels } = network;
+    this.#scope = scope;
+    this.#window = window;
+    this.#tables = tables;
+    this.#cells = cells;
+    this.#routes = routes;
+    this.network = network;
+    this.#words = device.hostView('i32', window.storage.address, window.storage.bytes / 4);
+    tables.ranks.view().set(group.topology.scaleUpRanks);
+    const nothing = lowLatencyMessage(scope.config, 0, NOTHING);
+    this.messages = routes.ways.map(({ forwarder, ranks }, way) => {
+      this.#wayOf.set(forwarder, way);
+      return { forwarder, ranks, address: 0, count: 0, at: nothing };
+    });
+    this.#sources = routes.served.map(({ rank, way }, slot) => ({
+      rank,
+      slot,
+      way,
+      cells: new LowLatencyCells(device, window, size, { source: rank, ranks: group.size }),
+      queue: network.link(rank).queues[slot % channels]!,
+      forwarded: 0,
+      released: 0,
+      summed: 0,
+      counts: new Int32Array(LOW_LATENCY_RESULTS),
+      sent: new Int32Array(LOW_LATENCY_RESULTS),
+    }));
+  }
+
+  // The side of the source.
+
+  /** Whether that rank has reached a call, or another one tells it of all ranks of that host. */
+  // oxlint-disable-next-line max-params -- hot path: as those of LowLatencyCells
+  hasReached(rank: number, word: Progress, call: number, result = 0): boolean {
+    return ((this.reached(rank, word, result, call) - call) | 0) >= 0;
+  }
+
+  /** What ranks of other hosts have reached of 'released' and 'combined' one of them tells for all; `others`: of those that tell nothing. */
+  // oxlint-disable-next-line max-params -- hot path: as those of LowLatencyCells
+  reached(rank: number, word: Progress, result = 0, others = 0): number {
+    const { topology } = this.#scope.group;
+    const isHere = topology.hostOf(rank) === topology.hostIndex;
+    if (isHere || word === 'dispatched' || word === 'taken') return this.#cells.reached(rank, word, result);
+    if (!this.#wayOf.has(rank)) return others;
+    return this.network.words.count(rank, word === 'released' ? networkCells.released : networkCells.sums);
+  }
+
+  /** Whether that rank sends sums to this one. */
+  sendsSums(rank: number): boolean {
+    return this.#wayOf.has(rank);
+  }
+
+  /** In place of the ranks of another host its forwarder gets each token. u8 [tokens, ranks]. */
+  fold(isTokenInRank: Tensor<'u8'>, tokens: number): void {
+    const marks = isTokenInRank.view();
+    const { size } = this.#scope.group;
+    for (const { forwarder, ranks } of this.messages) {
+      for (let first = 0; first < tokens * size; first += size) {
+        let mark = 0;
+        for (const rank of ranks) {
+          mark |= marks[first + rank]!;
+          marks[first + rank] = 0;
+        }
+        marks[first + forwarder] = mark;
+      }
+    }
+  }
+
+  /** Places the arrays of a dispatch's messages. `counts`: tokens by rank, which stand for hosts at forwarders. */
+  open(sequence: number, counts: Int32Array, beside: Beside): void {
+    const { config, size } = this.#scope;
+    for (const [way, message] of this.messages.entries()) {
+      message.count = counts[message.forwarder]!;
+      message.at = lowLatencyMessage(config, message.count, beside);
+      message.address = this.#own('sent', way * size.receiveSlots + (sequence % size.receiveSlots));
+      this.#head(message.address, message.count, beside.word);
+    }
+  }
+
+  /** Sends the messages of a dispatch, whose arrays are filled in. */
+  send(sequence: number): void {
+    for (const [way, { address, at }] of this.messages.entries()) this.#sendTo(way, address, at.bytes, sequence);
+  }
+
+  /** Tells the other hosts that this rank sends nothing, and why. */
+  refuse(sequence: number, status: number, word: number): void {
+    const { receiveSlots } = this.#scope.size;
+    for (const way of this.messages.keys()) {
+      const address = this.#own('sent', way * receiveSlots + (sequence % receiveSlots));
+      this.#head(address, status, word);
+      this.#sendTo(way, address, LOW_LATENCY_MESSAGE_HEADER, sequence);
+    }
+  }
+
+  #sendTo(way: number, from: number, bytes: number, sequence: number): void {
+    const { network } = this;
+    const { forwarder, slot } = this.#routes.ways[way]!;
+    const { regions, receiveSlots } = this.#scope.size;
+    const { offset, stride } = regions.landed;
+    const place = offset + (slot * receiveSlots + (sequence % receiveSlots)) * stride;
+    const queue = network.link(forwarder).queues[slot % network.channels]!;
+    queue.put(from, 0, network.offsetAt(forwarder, 0, place), bytes);
+    queue.signal(0, network.cellAt(forwarder, networkCells.rows));
+  }
+
+  /** The word of the combine of that result whose sums have come from that rank. */
+  combineCall(rank: number, result: number): number {
+    return this.#words[this.#wordAt(this.#returned(this.#wayOf.get(rank)!, result)) + 1]!;
+  }
+
+  /** Lists where the rows of this rank's tokens are that combine adds up. i32 [tokens, ranks]. */
+  listSums(sequence: number, sentRows: Tensor<'i32'>, tokens: number): void {
+    const { hosts, host, ways } = this.#routes;
+    const table = this.#sumTable(sequence).view();
+    const rows = sentRows.view();
+    const { size } = this.#scope.group;
+    let column = 0;
+    const columns = this.#tables.sumBases.shape[0]!;
+    for (const [there, ranks] of hosts.entries()) {
+      const from = there === host ? ranks : [ways.find((way) => way.host === there)!.forwarder];
+      for (const rank of from) {
+        for (let token = 0; token < tokens; token++) table[token * columns + column] = rows[token * size + rank]!;
+        column++;
+      }
+    }
+  }
+
+  /** Adds up this rank's tokens, which have come from all hosts. `own`: addresses of its rows at the ranks of this host. */
+  addUp(of: { sequence: number; tokens: number; own: Int32Array; out: number }): void {
+    const { hosts, host, ways } = this.#routes;
+    const { sumBases, sums } = this.#tables;
+    const bases = sumBases.view();
+    let column = 0;
+    for (const there of hosts.keys()) {
+      if (there === host) {
+        bases.set(of.own, column);
+        column += of.own.length;
+        continue;
+      }
+      const way = ways.findIndex((one) => one.host === there);
+      bases[column++] = (this.#returned(way, of.sequence % LOW_LATENCY_RESULTS) + LOW_LATENCY_MESSAGE_HEADER) | 0;
+    }
+    const sumTable = this.#sumTable(of.sequence);
+    const part = { first: 0, count: of.tokens, out: of.out, bases: sumBases.address, onePerRank: false };
+    sums.addUp({ sumTable, sumRanks: undefined, sumColumns: column }, part);
+  }
+
+  /** A combine of that result has ended here: its sums may be written over. */
+  freeSums(result: number): void {
+    this.#tellForwarders(networkCells.ended + result);
+  }
+
+  #tellForwarders(cell: number): void {
+    for (const { forwarder, slot } of this.#routes.ways) {
+      const queue = this.network.link(forwarder).queues[slot % this.network.channels]!;
+      queue.signal(0, this.network.cellAt(forwarder, cell));
+    }
+  }
+
+  // The side of the forwarder.
+
+  /** Takes in what has come, does for others what can be done, posts what there is room for. */
+  advance(): void {
+    this.network.advance();
+    for (const source of this.#sources) {
+      const { words } = this.network;
+      while (((words.count(source.rank, networkCells.rows) - source.forwarded) | 0) > 0) this.#forward(source);
+      this.#tellReleased(source);
+      while (this.#sendSums(source));
+    }
+    this.network.advance();
+  }
+
+  /** Whether the sums of that combine have been sent for all ranks for which this one stands. */
+  hasSummed(number: number): boolean {
+    return this.#sources.every(({ summed }) => ((summed - number) | 0) >= 0);
+  }
+
+  /** Ends when all ranks for which this one stands have come to the barrier with that number; `run` carries out steps. */
+  async meet(number: number, run: (steps: Steps) => Promise<void> | undefined): Promise<void> {
+    const { words } = this.network;
+    this.#tellForwarders(networkCells.calls);
+    const missing = (): number[] =>
+      this.#sources.flatMap(({ rank }) => (((words.count(rank, networkCells.calls) - number) | 0) < 0 ? [rank] : []));
+    await run({ progress: 0, name: 'a barrier', missing, advance: () => missing().length === 0 });
+  }
+
+  get isPosted(): boolean {
+    for (const peer of this.#routes.peers) {
+      const link = this.network.link(peer);
+      if (link.isClosed) continue;
+      for (const queue of link.queues) if (!queue.isPosted) return false;
+    }
+    return true;
+  }
+
+  /** Ranks to which something waits to be posted. */
+  unposted(): number[] {
+    return this.#routes.peers.filter((peer) => {
+      const link = this.network.link(peer);
+      return !link.isClosed && link.queues.some((queue) => !queue.isPosted);
+    });
+  }
+
+  /** The next dispatch of a source, which has come. */
+  #forward(source: Source): void {
+    const { cells, slot } = source;
+    const { receiveSlots } = this.#scope.size;
+    source.forwarded = (source.forwarded + 1) | 0;
+    const sequence = source.forwarded;
+    const at = ((sequence % receiveSlots) + receiveSlots) % receiveSlots;
+    const address = this.#own('landed', slot * receiveSlots + at);
+    const head = this.#wordAt(address);
+    const [count, word] = [this.#words[head]!, this.#words[head + 1]!];
+    const { next } = this.#tables;
+    if (isRefused(word)) next.view().fill(count);
+    else this.#putRows(source, { address, count, word, at, result: sequence & (LOW_LATENCY_RESULTS - 1) });
+    const counts = next.view();
+    for (let index = 0; index < counts.length; index++) {
+      cells.write(index, 'rows', sequence, counts[index]!);
+      cells.write(index, 'dispatchCall', sequence, word);
+    }
+    cells.publish('dispatched', sequence);
+  }
+
+  /** Puts the rows of a message to the slots of the ranks of this host, as their source would. */
+  #putRows(source: Source, of: { address: number; count: number; word: number; at: number; result: number }): void {
+    const { address, count, word, at: slot, result } = of;
+    const { config, group, device } = this.#scope;
+    const { kernels } = device;
+    const { layout, marks, next, ranks, places } = this.#tables;
+    const { hidden, maxTokensPerRank: most } = config;
+    const { k, scales, isWide, hasWeights } = readDispatchWord(word);
+    const indexBytes = isWide ? 8 : 4;
+    const words = scales === undefined ? 0 : scaleWords(hidden, scales);
+    const rowBytes = scales === undefined ? hidden * 2 : hidden;
+    const at = lowLatencyMessage(config, count, { k, indexBytes, hasWeights, rowBytes, words });
+    const topk = address + at.topkIdx;
+    const { isTokenInRank, numTokensPerRank, numTokensPerExpert } = layout;
+    const [perRank, perExpert] = [numTokensPerRank.address, numTokensPerExpert.address];
+    const { numExperts } = config;
+    // The source has checked its choices.
+    // oxfmt-ignore
+    kernels.countChoices(topk, indexBytes, count, k, group.size, numExperts, -1, isTokenInRank.address, perRank, perExpert);
+    this.#pickHere(count);
+    const here = ranks.shape[0]!;
+    const table = (places[source.slot]![result] as Tensor<'i32'>).address;
+    source.counts[result] = count;
+    kernels.fillBytes(next.address, 0, next.bytes);
+    kernels.compactRows(marks.address, count, here, next.address, table);
+    const scatter = (region: LowLatencyRegion, from: number, bytes: number): void =>
+      kernels.scatterRows(address + from, bytes, count, here, table, 0, this.#bases(region, slot, source.rank, bytes));
+    scatter('rows', at.rows, rowBytes);
+    scatter('sourceToken', at.sourceToken, 4);
+    if (words > 0 && config.layout === 'expert-major') scatter('scales', at.scales, words * 4);
+    else
+      for (let column = 0; column < words; column++) {
+        // The scales of a source stand column by column, of as many rows as it may send.
+        const own = source.rank * most * words * 4 + column * most * 4;
+        const bases = this.#bases('scales', slot, 0, 0, own);
+        kernels.scatterRows(address + at.scales + column * most * 4, 4, count, here, table, 0, bases);
+      }
+    const expertsOf = numExperts / group.size;
+    const to = this.#bases('topkIdx', slot, source.rank, k * indexBytes);
+    kernels.scatterTopkIndex(topk, indexBytes, count, k, here, expertsOf, table, to, ranks.address);
+    if (!hasWeights) return;
+    const weights = address + at.topkWeights;
+    const weightsTo = this.#bases('topkWeights', slot, source.rank, k * 4);
+    kernels.scatterTopkWeight(topk, indexBytes, weights, count, k, here, expertsOf, table, weightsTo, ranks.address);
+  }
+
+  /** Keeps the marks of the ranks of this host. */
+  #pickHere(count: number): void {
+    const { layout, marks } = this.#tables;
+    const [all, here] = [layout.isTokenInRank.view(), marks.view()];
+    const { size, topology } = this.#scope.group;
+    const { scaleUpRanks } = topology;
+    let cell = 0;
+    for (let token = 0; token < count; token++) {
+      for (const rank of scaleUpRanks) here[cell++] = all[token * size + rank]!;
+    }
+  }
+
+  /** A source may send what goes to slots that all ranks of this host have let go. */
+  #tellReleased(source: Source): void {
+    const { topology } = this.#scope.group;
+    let least = source.forwarded;
+    for (const rank of topology.scaleUpRanks) {
+      const released = this.#cells.reached(rank, 'released');
+      if (((released - least) | 0) < 0) least = released;
+    }
+    for (; ((least - source.released) | 0) > 0; source.released = (source.released + 1) | 0) {
+      source.queue.signal(0, this.network.cellAt(source.rank, networkCells.released));
+    }
+  }
+
+  /** Sends the sums of the next combine, if all ranks of this host have its rows and the source has room. True if it did. */
+  #sendSums(source: Source): boolean {
+    const number = (source.summed + 1) | 0;
+    const { network } = this;
+    const { topology } = this.#scope.group;
+    for (const rank of topology.scaleUpRanks) if (!this.#cells.hasReached(rank, 'combined', number)) return false;
+    const result = this.#resultOf(number);
+    // The sums of the last combine of this result may not be added up yet.
+    if (network.words.count(source.rank, networkCells.ended + result) !== source.sent[result]) return false;
+    const { config, size } = this.#scope;
+    const { sums, places } = this.#tables;
+    const count = source.counts[result]!;
+    const from = this.#own('sums', source.slot * LOW_LATENCY_RESULTS + result);
+    this.#head(from, count, this.#cells.read(this.#scope.group.rank, 'combineCall', result));
+    const bases = this.#bases('combineRows', result, source.rank, config.hidden * 2);
+    const rows = places[source.slot]![result] as Tensor<'i32'>;
+    const list = { places: rows, ranks: undefined, columns: rows.shape[1]! };
+    sums.sumHere(list, { first: 0, count, out: from + LOW_LATENCY_MESSAGE_HEADER, bases, onePerRank: false });
+    const { offset, stride } = size.regions.returned;
+    const place = offset + (source.way * LOW_LATENCY_RESULTS + result) * stride;
+    source.queue.put(from, 0, network.offsetAt(source.rank, 0, place), lowLatencySumsBytes(config, count));
+    source.queue.signal(0, network.cellAt(source.rank, networkCells.sums));
+    source.summed = number;
+    source.sent[result]++;
+    source.cells.publish('taken', number, result);
+    return true;
+  }
+
+  /** Tells which of the results that are alive the combine with that number is of. */
+  #resultOf(number: number): number {
+    const { rank } = this.#scope.group;
+    let result = 0;
+    while (((this.#cells.read(rank, 'combineCall', result) >>> 16) ^ number) & 0xffff) result++;
+    return result;
+  }
+
+  #sumTable(sequence: number): Tensor<'i32'> {
+    return this.#tables.sumTables[sequence % LOW_LATENCY_RESULTS] as Tensor<'i32'>;
+  }
+
+  /** Where what a combine of that result brings back from a host lies here. */
+  #returned(way: number, result: number): number {
+    return this.#own('returned', way * LOW_LATENCY_RESULTS + result);
+  }
+
+  #own(region: LowLatencyRegion, slot: number): number {
+    const { offset, stride } = this.#scope.size.regions[region];
+    return this.#window.address + offset + slot * stride;
+  }
+
+  #head(address: number, count: number, word: number): void {
+    const at = this.#wordAt(address);
+    this.#words[at] = count;
+    this.#words[at + 1] = word;
+  }
+
+  #wordAt(address: number): number {
+    return (address - this.#window.storage.address) / 4;
+  }
+
+  /** The address of a table: where the rows of that source begin at each rank of this host, or `own` bytes into the slot. */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per kernel
+  #bases(
+    region: LowLatencyRegion,
+    slot: number,
+    source: number,
+    width: number,
+    own = source * this.#most * width,
+  ): number {
+    const { bases } = this.#tables;
+    const { offset, stride } = this.#scope.size.regions[region];
+    const view = bases.view();
+    const { addresses } = this.#window;
+    for (let index = 0; index < view.length; index++)
+      view[index] = (addresses[index]! + offset + slot * stride + own) | 0;
+    return bases.address;
+  }
+
+  get #most(): number {
+    return this.#scope.config.maxTokensPerRank;
+  }
+}
+
+const NOTHING = { k: 1, indexBytes: 4, hasWeights: false, rowBytes: 0, words: 0 };
