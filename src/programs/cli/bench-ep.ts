@@ -102,10 +102,7 @@ export function addEpBench(bench: Command): void {
 }
 
 /** What it takes depends on the variant; its own sizes say what does not fit. */
-function checkLowLatency({ ranks, sms, layer, shapes }: EpBenchFlags, hosts: string): void {
-  if (!isRank() && ranksOfHosts(hosts, ranks).length > 1) {
-    throw invalidArgument('--hosts', hosts, 'one host with --mode low-latency');
-  }
+function checkLowLatency({ sms, layer, shapes }: EpBenchFlags): void {
   if (sms !== undefined && sms.length > 1) throw invalidArgument('--sms', sms, 'one count with --mode low-latency');
   if (!layer) throw invalidArgument('--no-layer', true, 'nothing with --mode low-latency, which has no layer');
   if (shapes) throw invalidArgument('--shapes', true, 'nothing with --mode low-latency');
@@ -118,7 +115,7 @@ function checkBeforeLaunch(flags: EpBenchFlags): void {
   if (flags.variant !== undefined && flags.mode !== 'low-latency') {
     throw invalidArgument('--variant', flags.variant, 'nothing without --mode low-latency');
   }
-  if (flags.mode === 'low-latency') return checkLowLatency(flags, hosts);
+  if (flags.mode === 'low-latency') return checkLowLatency(flags);
   if (flags.shapes) checkShapes(flags, hosts);
   if (!isRank() && ranksOfHosts(hosts, flags.ranks).length > 1) smsAcrossHosts(flags);
   if (device === 'cpu' || (device === 'auto' && cudaDeviceCount() === 0)) {
