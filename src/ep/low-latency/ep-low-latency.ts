@@ -54,10 +54,10 @@ interface MadeLowLatency {
 const UNTIL_HOOK = 'the hook has ended';
 
 /**
- * Dispatch and combine between GPUs of one host, or CPU ranks of one or several, in the manner of DeepEP's low-latency mode: memory for the worst case,
- * no exchange of counts before the rows, and no meeting of the ranks but for the rows themselves. Rows stand by expert (or
- * source rank), then source rank, then token. Calls of all ranks are made in the same order, hooks in any; each has one
- * deadline. After a failure that leaves the ranks in disagreement, every later call fails with its reason.
+ * Dispatch and combine between GPUs of one host, or CPU ranks of any hosts, in the manner of DeepEP's low-latency mode: memory
+ * for the worst case, no exchange of counts before the rows, and no meeting of the ranks but for the rows themselves. Rows
+ * stand by expert (or source rank), then source rank, then token. Calls of all ranks are made in the same order, hooks in any;
+ * each has one deadline. After a failure that leaves the ranks in disagreement, every later call fails with its reason.
  */
 export class EpLowLatency implements AsyncDisposable {
   readonly #scope: LowLatencyScope;
