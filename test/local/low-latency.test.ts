@@ -89,6 +89,46 @@ async function checkAbsent(hosts: string): Promise<void> {
   assert.equal(got[1]?.code, 'WL_PEER_FAILED', transcript);
 }
 
+test('a rank of another host is not to blame for the rank that passes its rows on', async () => {
+  const { failures: got, transcript } = await failures('absent between hosts', 3, { env: { WEFTLINE_HOSTS: '1+2' } });
+  assert.equal(got[2]?.code, 'WL_TIMEOUT', transcript);
+  assert.match(got[2].message, /^Rank 1 did not arrive within 400 ms/, transcript);
+});
+
+test('a rank may leave before its rows are passed on within another host', async () => {
+  const scenario = 'left before its rows were passed on';
+  const { failures: got, transcript } = await failures(scenario, 3, { env: { WEFTLINE_HOSTS: '1+2' } });
+  for (const { code } of got) assert.equal(code, 'none', transcript);
+});
+
+describe('every rank hears what is wrong with a message of another host', () => {
+  const forgeries = [
+    ['too many tokens', /came with 9 tokens, expected 0 to 8/],
+    ['a negative number of tokens', /came with -1 tokens, expected 0 to 8/],
+    ['too many choices', /came with 3 choices for each token, expected 1 to 2/],
+    ['an expert that is not there', /came with a choice at topkIdx\[0, 1\], expected an expert from 0 to 5/],
+  ] as const;
+  let told: readonly (readonly Failure[])[] = [];
+  let all = '';
+
+  before(async () => {
+    const { ranks, transcript } = await runRanks(3, failing, {
+      args: forgeries.map(([scenario]) => scenario),
+      env: { WEFTLINE_HOSTS: '1+2' },
+    });
+    told = ranks.map(({ stdout }) => stdout.map((line) => JSON.parse(line) as Failure));
+    all = transcript;
+  });
+
+  for (const [index, [scenario, message]] of forgeries.entries()) {
+    test(scenario, () => {
+      assert.equal(told[1]![index]?.code, 'WL_PROTOCOL', all);
+      for (const rank of told) assert.match(rank[index]?.message ?? '', message, all);
+      for (const rank of told) assert.match(rank[index]?.message ?? '', /Dispatch 1 of rank 0, on another host/, all);
+    });
+  }
+});
+
 const mistakes = [
   ['overflow', 'WL_CAPACITY', /Expert [02] got 4 rows in dispatch 1, more than its 3 \(maxTokensPerExpert\)/],
   ['overflow of one rank', 'WL_CAPACITY', /Expert 0 got 4 rows in dispatch 1, more than its 3 \(maxTokensPerExpert\)/],

@@ -22,10 +22,13 @@ interface HostsFailureOptions {
   readonly aborts: number;
 }
 
-/** What a rank of another host has told this host, in the part of the rank that stands for it here. */
+/** A rank of another host, as this host hears of it. */
 interface Told {
   readonly rank: number;
   readonly worldRank: number;
+  /** The rank that stands for it here. */
+  readonly forwarder: number;
+  /** What it says in the part of the forwarder. */
   readonly words: PeerWords;
 }
 
@@ -45,7 +48,7 @@ export class HostsFailure implements StepFailure {
       const { forwarder } = hostRoutes(topology.hosts, rank).ways.find(({ host }) => host === topology.hostIndex)!;
       const start = window.addresses[topology.scaleUpIndexOf(forwarder)]!;
       const words = new PeerWords(ranks, { buffer: device.memory.buffer, start, cells, aborts });
-      return { rank, worldRank: ranks[rank]!, words };
+      return { rank, worldRank: ranks[rank]!, forwarder, words };
     });
   }
 
@@ -62,8 +65,13 @@ export class HostsFailure implements StepFailure {
 
   /** Whether that rank of another host has closed its side. */
   hasClosed(rank: number): boolean {
-    const told = this.#told.find((other) => other.rank === rank);
-    return told !== undefined && told.words.count(rank, networkCells.closed) !== 0;
+    const words = this.toldBy(rank)?.words;
+    return words !== undefined && words.count(rank, networkCells.closed) !== 0;
+  }
+
+  /** What this host hears of a rank of another one; undefined of its own ranks. */
+  toldBy(rank: number): Told | undefined {
+    return this.#told.find((other) => other.rank === rank);
   }
 
   raise(error: unknown): void {

@@ -1,5 +1,6 @@
 // A failure of EpLowLatency per scenario (argv), one after another: prints what this rank got as a line of JSON.
 import assert from 'node:assert/strict';
+import type { CpuDevice } from 'weftline';
 import {
   EpLowLatency,
   type LowLatencyConfig,
@@ -37,7 +38,61 @@ function as(value: unknown): never {
   return value as never;
 }
 
+const [HEADER_BYTES, ALIGNMENT] = [64, 16];
+
+/** What rank 0 puts into the header of the next message to another host, or among its choices, once the message is packed. */
+type Forgery = (message: { readonly header: Int32Array; readonly choices: Int32Array }) => void;
+
+function wordsAt(address: number, length: number): Int32Array {
+  return (device as CpuDevice).hostView('i32', address, length);
+}
+
+/** The others hear what is wrong with a message of rank 0, whose memory something has written over. */
+async function forged(forge: Forgery) {
+  const { kernels } = device as CpuDevice;
+  if (world.rank === 0) {
+    let isNext = true;
+    const gatherRows = (...args: Parameters<typeof kernels.gatherRows>): void => {
+      kernels.gatherRows(...args);
+      if (!isNext) return;
+      isNext = false;
+      const [to, , bytes, , count] = args;
+      const before = HEADER_BYTES + Math.ceil((count * 4) / ALIGNMENT) * ALIGNMENT;
+      forge({ header: wordsAt(to - before, 2), choices: wordsAt(to, (count * bytes) / 4) });
+    };
+    Object.defineProperty(device, 'kernels', { value: { ...kernels, gatherRows }, configurable: true });
+  }
+  try {
+    await using ll = await EpLowLatency.create(world, device, config);
+    const input = await inputOf(2);
+    return await failureOf(async () => {
+      for (let call = 0; call < 3; call++) await ll.dispatch(input);
+    });
+  } finally {
+    Object.defineProperty(device, 'kernels', { value: kernels, configurable: true });
+  }
+}
+
 const scenarios: Scenarios = {
+  'too many tokens': () => forged(({ header }) => (header[0] = 9)),
+
+  'a negative number of tokens': () => forged(({ header }) => (header[0] = -1)),
+
+  'too many choices': () => forged(({ header }) => (header[1]! += 1)),
+
+  'an expert that is not there': () => forged(({ choices }) => (choices[1] = 2 * world.size)),
+
+  /** Rank 0 has all that it needs, and leaves; what it sent to rank 2 is at rank 1, which passes it on later. */
+  async 'left before its rows were passed on'() {
+    const ll = await EpLowLatency.create(world, device, config);
+    const { hook } = await ll.dispatch({ ...(await inputOf(2)), returnRecvHook: true });
+    if (world.rank === 1) await world.store.get('left', { timeoutMs: 120_000 });
+    const failure = await failureOf(() => settled(hook()));
+    await ll.close();
+    if (world.rank === 0) await world.store.set('left', new Uint8Array(1));
+    return failure;
+  },
+
   async 'killed between send and receive'() {
     await using ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(2);
@@ -64,6 +119,17 @@ const scenarios: Scenarios = {
     if (world.rank === 1) await world.store.get('gave up', { timeoutMs: 120_000 });
     const failure = await failureOf(() => settled(ll.dispatch({ ...input, timeoutMs: 400 })));
     if (world.rank !== 1) await world.store.set('gave up', new Uint8Array(1));
+    return failure;
+  },
+
+  /** Rank 1 never comes, without which rank 2 gets nothing of rank 0 either. */
+  async 'absent between hosts'() {
+    await using ll = await EpLowLatency.create(world, device, config);
+    const input = await inputOf(1);
+    if (world.rank === 1) await world.store.get('gave up', { timeoutMs: 120_000 });
+    const timeoutMs = world.rank === 2 ? 400 : 120_000;
+    const failure = await failureOf(() => settled(ll.dispatch({ ...input, timeoutMs })));
+    if (world.rank === 2) await world.store.set('gave up', new Uint8Array(1));
     return failure;
   },
 

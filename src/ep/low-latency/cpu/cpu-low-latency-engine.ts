@@ -61,18 +61,15 @@ interface RankWait {
   readonly skip?: ((rank: number) => void) | undefined;
   /** Nanoseconds by rank are added to it: from the begin of the wait until the rank was seen to have come. */
   readonly stats?: BigInt64Array | undefined;
-  /** What else must be done: work for ranks of other hosts, which nobody does once the calls are over. */
-  readonly alsoUntil?: (() => boolean) | undefined;
 }
-
-/** How far ranks are. */
-type RankProgress = Pick<LowLatencyCells, 'hasReached' | 'reached'>;
 
 /** Made once; begin() starts the next wait. */
 class RanksInOrder implements Steps {
   progress = 0;
-  readonly #cells: RankProgress;
+  /** How far ranks are. */
+  readonly #cells: Pick<LowLatencyCells, 'hasReached' | 'reached'>;
   readonly #worldRanks: readonly number[];
+  readonly #network: HostForwarding | undefined;
   readonly #members: LowLatencyMembers | undefined;
   #wait: RankWait = { word: 'dispatched', call: 0, at: 0, name: 'nothing' };
   #next = 0;
@@ -80,9 +77,17 @@ class RanksInOrder implements Steps {
   /** 1 for each rank whose time was added to the statistics. */
   readonly #noted: Uint8Array;
 
-  /** `members`: where ranks come and go. */
-  constructor(cells: RankProgress, worldRanks: readonly number[], members?: LowLatencyMembers) {
-    this.#cells = cells;
+  /** `network`: of a group on several hosts; `members`: where ranks come and go. */
+  constructor(
+    cells: LowLatencyCells,
+    worldRanks: readonly number[],
+    {
+      network,
+      members,
+    }: { readonly network: HostForwarding | undefined; readonly members: LowLatencyMembers | undefined },
+  ) {
+    this.#cells = network ?? cells;
+    this.#network = network;
     this.#members = members;
     this.#worldRanks = worldRanks;
     this.#noted = new Uint8Array(worldRanks.length);
@@ -113,21 +118,28 @@ class RanksInOrder implements Steps {
       this.progress += 1;
       if (stats !== undefined) this.#note(stats);
     }
-    return this.#wait.alsoUntil?.() ?? true;
+    // Nobody does the work for ranks of other hosts once the calls are over.
+    return !this.#mustSum || this.#network!.hasSummed(this.#wait.call);
   }
 
   missing(): readonly number[] {
-    const { at } = this.#wait;
+    const { at, word, call } = this.#wait;
     const members = this.#members;
-    return this.#worldRanks.flatMap((_, rank) =>
+    const missing = this.#worldRanks.flatMap((_, rank) =>
       this.#hasCome(rank) || members?.isActive(rank, at) === false ? [] : [rank],
     );
+    if (this.#mustSum && missing.length === 0) return this.#network!.unsummed(call);
+    return word === 'dispatched' && this.#network !== undefined ? this.#network.behindRows(missing, call) : missing;
   }
 
   details(): ErrorDetails {
     const { word, result, call } = this.#wait;
     const seen = this.missing().map((rank) => this.#cells.reached(rank, word, result));
     return { phase: word, expected: call, seen };
+  }
+
+  get #mustSum(): boolean {
+    return this.#network !== undefined && this.#wait.word === 'combined';
   }
 
   #hasCome(rank: number): boolean {
@@ -248,15 +260,19 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     this.#isRankMajor = config.layout === 'rank-major';
     this.#combines = new CombineNumbers(config.elastic);
     this.#cells = new LowLatencyCells(device, window, size, { source: group.rank, ranks: group.size });
+    let failure: HostsFailure | undefined;
     if (across !== undefined) {
-      const forwarding = new HostForwarding(scope, { window, cells: this.#cells, ...across });
+      const { networkCells: words, aborts } = size.regions;
+      const places = { cells: words.offset, aborts: aborts.offset };
+      failure = new HostsFailure({ group, device, window, network: across.network, ...places });
+      const forwarding = new HostForwarding(scope, { window, cells: this.#cells, failure, ...across });
       this.#across = { ...across, forwarding };
     }
     const network = this.#across?.forwarding;
     this.#rows = new CallRows(scope, window, tables, network);
     this.#elastic = config.elastic ? this.#makeElastic() : undefined;
-    this.#inOrder = new RanksInOrder(network ?? this.#cells, group.ranks, this.#elastic?.members);
-    this.#failure = this.#elastic?.failure ?? this.#makeFailure();
+    this.#inOrder = new RanksInOrder(this.#cells, group.ranks, { network, members: this.#elastic?.members });
+    this.#failure = this.#elastic?.failure ?? failure ?? window.barrier.failure;
     const { timeoutMs, collectiveSpinUs: spinUs } = group.settings;
     const isCrowded =
       window.ranks.length > availableParallelism() || (network !== undefined && hasFewCores(group.settings));
@@ -432,8 +448,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     };
     const name = `combine of dispatch ${at}, for rows`;
     const stats = input.waitStats?.view();
-    const alsoUntil = forwarding && ((): boolean => forwarding.hasSummed(number));
-    const waiting = this.#until({ word: 'combined', call: number, at, name, visit, skip, stats, alsoUntil }, wait);
+    const waiting = this.#until({ word: 'combined', call: number, at, name, visit, skip, stats }, wait);
     if (waiting !== undefined) await waiting;
     this.#elastic?.members.requireActive(at);
     traceBegin('ep.combine.rows');
@@ -444,10 +459,11 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     traceEnd('ep.combine.rows');
     // Combines of one result end in their order.
     this.#cells.publish('taken', number, result);
-    if (forwarding !== undefined) {
+    if (forwarding === undefined) return out;
+    this.#orGiveUp(() => {
       forwarding.freeSums(result);
       forwarding.advance();
-    }
+    });
     return out;
   }
 
@@ -485,15 +501,6 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
 
   #worldRank(rank: number): number {
     return this.#scope.group.ranks[rank]!;
-  }
-
-  #makeFailure(): StepFailure {
-    const { group, device, size } = this.#scope;
-    const window = this.#window;
-    if (this.#across === undefined) return window.barrier.failure;
-    const { networkCells: cells, aborts } = size.regions;
-    const { network } = this.#across;
-    return new HostsFailure({ group, device, window, network, cells: cells.offset, aborts: aborts.offset });
   }
 
   async #untilCombineSlotIsFree({ sequence }: LowLatencyHandle, wait: LowLatencyWait): Promise<void> {

@@ -4,17 +4,19 @@
 // for others meanwhile. Hot path.
 import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
 import { networkCells } from '../../../abi/network.ts';
+import { WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { TensorSet } from '../../../device/device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { HostNetwork } from '../../../group/network/host-network.ts';
 import { hostRoutes, type HostRoutes } from '../../../group/network/host-routes.ts';
+import type { HostsFailure } from '../../../group/network/hosts-failure.ts';
 import type { OutQueue } from '../../../group/network/out-queue.ts';
 import type { Steps } from '../../../group/steps.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { RowSums } from '../../across-hosts/host-calls.ts';
-import { emptyLayout } from '../../buffer/dispatch-layout.ts';
+import { choiceAt, emptyLayout } from '../../buffer/dispatch-layout.ts';
 import { isRefused, readDispatchWord } from '../call-words.ts';
 import { scaleWords } from '../low-latency-arguments.ts';
 import {
@@ -78,7 +80,10 @@ interface Source {
   readonly way: number;
   readonly cells: LowLatencyCells;
   readonly queue: OutQueue;
-  /** Dispatches that were forwarded, dispatches of which it was told that they are released, combines whose sums were sent. */
+  /**
+   * Dispatches that were forwarded, dispatches of which it was told that they are released, combines whose sums were sent. They do
+   * not wrap as the words do, for slots go by the whole number.
+   */
   forwarded: number;
   released: number;
   summed: number;
@@ -90,6 +95,7 @@ interface Source {
 interface HostForwardingParts {
   readonly window: SymmetricWindow;
   readonly network: HostNetwork;
+  readonly failure: HostsFailure;
   readonly tables: ForwardingTables;
   readonly cells: LowLatencyCells;
 }
@@ -109,6 +115,7 @@ export class HostForwarding {
   readonly network: HostNetwork;
   readonly #scope: LowLatencyScope<CpuDevice>;
   readonly #window: SymmetricWindow;
+  readonly #failure: HostsFailure;
   readonly #tables: ForwardingTables;
   readonly #cells: LowLatencyCells;
   readonly #routes: HostRoutes;
@@ -118,11 +125,12 @@ export class HostForwarding {
   /** 32-bit words of the window, from its own begin. */
   readonly #words: Int32Array;
 
-  constructor(scope: LowLatencyScope<CpuDevice>, { window, network, tables, cells }: HostForwardingParts) {
+  constructor(scope: LowLatencyScope<CpuDevice>, { window, network, failure, tables, cells }: HostForwardingParts) {
     const { group, device, size } = scope;
     const { routes, channels } = network;
     this.#scope = scope;
     this.#window = window;
+    this.#failure = failure;
     this.#tables = tables;
     this.#cells = cells;
     this.#routes = routes;
@@ -164,6 +172,22 @@ export class HostForwarding {
     if (isHere || word === 'dispatched' || word === 'taken') return this.#cells.reached(rank, word, result);
     if (!this.#wayOf.has(rank)) return others;
     return this.network.words.count(rank, word === 'released' ? networkCells.released : networkCells.sums);
+  }
+
+  /**
+   * Names the ranks that a wait for the rows of these waits for. Those of another host come through a rank of this one, which alone is to
+   * blame if it has them already, has gone, or is not in the dispatch itself.
+   */
+  behindRows(missing: readonly number[], call: number): readonly number[] {
+    const blamed = missing.map((rank) => {
+      const told = this.#failure.toldBy(rank);
+      if (told === undefined || told.forwarder === this.#scope.group.rank) return rank;
+      const { forwarder, words } = told;
+      const hasRows = ((words.count(rank, networkCells.rows) - call) | 0) >= 0;
+      const isThere = this.#window.isAlive(this.#scope.group.topology.scaleUpIndexOf(forwarder));
+      return hasRows || !isThere || !this.#cells.hasReached(forwarder, 'dispatched', call) ? forwarder : rank;
+    });
+    return [...new Set(blamed)];
   }
 
   /** Whether that rank sends sums to this one. */
@@ -292,9 +316,15 @@ export class HostForwarding {
     this.network.advance();
   }
 
-  /** Whether the sums of that combine have been sent for all ranks for which this one stands. */
+  /** Hot path. Whether the sums of that combine have been sent for all ranks for which this one stands. */
   hasSummed(number: number): boolean {
-    return this.#sources.every(({ summed }) => ((summed - number) | 0) >= 0);
+    for (const source of this.#sources) if (!isSummed(source, number)) return false;
+    return true;
+  }
+
+  /** Ranks for which this one stands that have not let it send them the sums of that combine. */
+  unsummed(number: number): number[] {
+    return this.#sources.flatMap((source) => (isSummed(source, number) ? [] : [source.rank]));
   }
 
   /** Ends when all ranks for which this one stands have come to the barrier with that number; `run` carries out steps. */
@@ -327,15 +357,15 @@ export class HostForwarding {
   #forward(source: Source): void {
     const { cells, slot } = source;
     const { receiveSlots } = this.#scope.size;
-    source.forwarded = (source.forwarded + 1) | 0;
+    source.forwarded += 1;
     const sequence = source.forwarded;
-    const at = ((sequence % receiveSlots) + receiveSlots) % receiveSlots;
+    const at = sequence % receiveSlots;
     const address = this.#own('landed', slot * receiveSlots + at);
     const head = this.#wordAt(address);
     const [count, word] = [this.#words[head]!, this.#words[head + 1]!];
     const { next } = this.#tables;
     if (isRefused(word)) next.view().fill(count);
-    else this.#putRows(source, { address, count, word, at, result: sequence & (LOW_LATENCY_RESULTS - 1) });
+    else this.#putRows(source, { address, count, word, at, result: sequence % LOW_LATENCY_RESULTS });
     const counts = next.view();
     for (let index = 0; index < counts.length; index++) {
       cells.write(index, 'rows', sequence, counts[index]!);
@@ -350,8 +380,10 @@ export class HostForwarding {
     const { config, group, device } = this.#scope;
     const { kernels } = device;
     const { layout, marks, next, ranks, places } = this.#tables;
-    const { hidden, maxTokensPerRank: most } = config;
+    const { hidden, maxTokensPerRank: most, maxTopk } = config;
+    if (count < 0 || count > most) throw this.#noMessage(source, `${count} tokens, expected 0 to ${most}`);
     const { k, scales, isWide, hasWeights } = readDispatchWord(word);
+    if (k > maxTopk) throw this.#noMessage(source, `${k} choices for each token, expected 1 to ${maxTopk}`);
     const indexBytes = isWide ? 8 : 4;
     const words = scales === undefined ? 0 : scaleWords(hidden, scales);
     const rowBytes = scales === undefined ? hidden * 2 : hidden;
@@ -360,9 +392,12 @@ export class HostForwarding {
     const { isTokenInRank, numTokensPerRank, numTokensPerExpert } = layout;
     const [perRank, perExpert] = [numTokensPerRank.address, numTokensPerExpert.address];
     const { numExperts } = config;
-    // The source has checked its choices.
     // oxfmt-ignore
-    kernels.countChoices(topk, indexBytes, count, k, group.size, numExperts, -1, isTokenInRank.address, perRank, perExpert);
+    const bad = kernels.countChoices(topk, indexBytes, count, k, group.size, numExperts, -1, isTokenInRank.address, perRank, perExpert);
+    if (bad >= 0) {
+      const { place, range } = choiceAt({ name: 'topkIdx', experts: numExperts, dropped: -1 }, k, bad);
+      throw this.#noMessage(source, `a choice at ${place}, expected ${range}`);
+    }
     this.#pickHere(count);
     const here = ranks.shape[0]!;
     const table = (places[source.slot]![result] as Tensor<'i32'>).address;
@@ -390,6 +425,16 @@ export class HostForwarding {
     kernels.scatterTopkWeight(topk, indexBytes, weights, count, k, here, expertsOf, table, weightsTo, ranks.address);
   }
 
+  /** The error of a message whose rows nobody could place. The source has checked what its caller gave. */
+  #noMessage({ rank, forwarded }: Source, what: string): WeftlineError {
+    const worldRank = this.#scope.group.ranks[rank]!;
+    return new WeftlineError(
+      'WL_PROTOCOL',
+      `Dispatch ${forwarded} of rank ${worldRank}, on another host, came with ${what}: that rank is at fault, or its memory was written over`,
+      { details: { rank: worldRank, dispatch: forwarded }, rank: worldRank },
+    );
+  }
+
   /** Keeps the marks of the ranks of this host. */
   #pickHere(count: number): void {
     const { layout, marks } = this.#tables;
@@ -410,14 +455,14 @@ export class HostForwarding {
       const released = this.#cells.reached(rank, 'released');
       if (((released - least) | 0) < 0) least = released;
     }
-    for (; ((least - source.released) | 0) > 0; source.released = (source.released + 1) | 0) {
+    for (; ((least - source.released) | 0) > 0; source.released += 1) {
       source.queue.signal(0, this.network.cellAt(source.rank, networkCells.released));
     }
   }
 
   /** Sends the sums of the next combine, if all ranks of this host have its rows and the source has room. True if it did. */
   #sendSums(source: Source): boolean {
-    const number = (source.summed + 1) | 0;
+    const number = source.summed + 1;
     const { network } = this;
     const { topology } = this.#scope.group;
     for (const rank of topology.scaleUpRanks) if (!this.#cells.hasReached(rank, 'combined', number)) return false;
@@ -496,6 +541,10 @@ export class HostForwarding {
   get #most(): number {
     return this.#scope.config.maxTokensPerRank;
   }
+}
+
+function isSummed({ summed }: Source, number: number): boolean {
+  return ((summed - number) | 0) >= 0;
 }
 
 const NOTHING = { k: 1, indexBytes: 4, hasWeights: false, rowBytes: 0, words: 0 };
