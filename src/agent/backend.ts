@@ -70,6 +70,13 @@ export interface BackendContext {
 /** `create` fails with WL_UNSUPPORTED, saying what is missing, where the backend cannot run. */
 export type CreateBackend<Name extends string = string> = (context: BackendContext) => Promise<Backend<Name>>;
 
+/** Memory that a transfer would touch: this side's region of it, or what the peer's backend published of it. */
+export interface PathMemory {
+  readonly kind: MemoryKind;
+  readonly local?: BackendRegion | undefined;
+  readonly remote?: Uint8Array | undefined;
+}
+
 /** A peer as its metadata describes it. */
 export interface BackendPeer {
   readonly name: string;
@@ -107,13 +114,8 @@ export interface Backend<Name extends string = string> {
   whyNotPeer(peer: BackendPeer): string | undefined;
   /** Why memory of this kind cannot be used on the peer's side, in the same way; `region` says which it is, where it is known. */
   whyNotRemote(kind: MemoryKind, region?: RemoteRegionInfo): string | undefined;
-  /**
-   * True: it moves memory of GPUs itself, on both sides. Left out: host memory only; `withDeviceMemory` then stages the
-   * other.
-   */
-  readonly takesDeviceMemory?: boolean;
-  /** What is special about how it carries transfers between memory of these kinds: "staged through pinned memory". */
-  describePath?(kinds: readonly MemoryKind[]): string | undefined;
+  /** What is special about how it carries transfers between such memory: "staged through pinned memory". */
+  describePath?(memory: readonly PathMemory[]): string | undefined;
   /** How many lanes its links have at most. One where it is left out. */
   readonly lanes?: number;
   /** True: where it cannot register such memory, though it may, the agent goes on with other backends that have. */

@@ -9,7 +9,7 @@ import { type HostInterface, hostInterfaces, planRails } from '../rails/rail-lis
 import type { RailState } from '../transport/index.ts';
 import type { ChannelParts, PeerOptions, PrepareOptions } from './agent-options.ts';
 import type { BackendName, BackendSet, NamedBackend } from './backends/backend-table.ts';
-import type { BackendLink, PlannedTransfer } from './backend.ts';
+import type { BackendLink, PathMemory, PlannedTransfer } from './backend.ts';
 import { requireList } from './descriptors.ts';
 import type { Registration, Registrations } from './registration.ts';
 import type { LinkWait, RemoteAgent } from './remote-agent.ts';
@@ -157,7 +157,7 @@ export async function chooseLink(choice: ChoiceOptions, options: LinkWait): Prom
   }
 }
 
-/** "multipath (staged through pinned memory; not local: it is on another host)" */
+/** "verbs (GPU memory by dmabuf: …; not local: it is on another host)" */
 function describe(choice: ChoiceOptions, chosen: NamedBackend): string {
   const verdicts = judgeBackends(choice);
   const how = verdicts.find(({ backend }) => backend === chosen.name)?.how;
@@ -197,10 +197,13 @@ interface ChoiceOptions {
 /** Every backend in the order of preference, with why it is not chosen. */
 function judgeBackends(options: ChoiceOptions): BackendVerdict[] {
   const { backends, missing, forced, memory } = options;
-  const touched = [...memory.locals, ...memory.remotes];
+  const touchedBy = ({ name }: NamedBackend): PathMemory[] => [
+    ...memory.locals.map(({ kind, regions }) => ({ kind, local: regions.get(name) })),
+    ...memory.remotes.map(({ kind, info }) => ({ kind, remote: info.get(name) })),
+  ];
   const verdicts = backends.map((backend) => {
     const why = whyNot(backend, options);
-    const how = why === undefined ? backend.describePath?.(touched.map(({ kind }) => kind)) : undefined;
+    const how = why === undefined ? backend.describePath?.(touchedBy(backend)) : undefined;
     return { backend: backend.name, isUsable: why === undefined, why, ...(how === undefined ? {} : { how }) };
   });
   const absent = [...missing].map(([backend, why]) => ({ backend, isUsable: false, why }));

@@ -30,6 +30,9 @@ const table = {
   cuMemGetInfo: 'int cuMemGetInfo_v2(_Out_ size_t* free, _Out_ size_t* total)',
   cuMemAlloc: 'int cuMemAlloc_v2(_Out_ uint64_t* address, size_t bytes)',
   cuMemGetAddressRange: 'int cuMemGetAddressRange_v2(_Out_ uint64_t* base, _Out_ size_t* bytes, uint64_t address)',
+  /** Driver 11.7 or newer. For a dmabuf the handle is a file descriptor, which the caller closes. */
+  cuMemGetHandleForAddressRange:
+    'int cuMemGetHandleForAddressRange(_Out_ int* handle, uint64_t address, size_t bytes, int kind, uint64_t flags)',
   cuMemFree: 'int cuMemFree_v2(uint64_t address)',
   cuMemHostAlloc: 'int cuMemHostAlloc(_Out_ uint64_t* address, size_t bytes, uint flags)',
   cuMemFreeHost: 'int cuMemFreeHost(uint64_t address)',

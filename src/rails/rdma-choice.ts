@@ -2,7 +2,8 @@
 import { asWeftlineError, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import type { FileProbe } from '../native/file-probe.ts';
-import { VerbsContext, verbsDeviceNames } from '../native/verbs/context.ts';
+import { ProtectionDomain, VerbsContext, verbsDeviceNames } from '../native/verbs/context.ts';
+import { whyNoDmabuf } from '../native/verbs/memory-region.ts';
 import type { DeviceAttributes, GidEntry, PortAttributes } from '../native/verbs/facts.ts';
 import { type Settings, settingsTable } from '../settings/settings.ts';
 import { nearestDevices, type PciDevice, pciDeviceOf, type PciDistance } from './nearest-device.ts';
@@ -16,6 +17,7 @@ export type RdmaSettings = Pick<
   | 'rdmaService'
   | 'rdmaTrafficClass'
   | 'rdmaRelaxedOrdering'
+  | 'rdmaGpuMemory'
   | 'rdmaControlInterface'
 >;
 
@@ -251,6 +253,8 @@ export interface RdmaDevice {
   /** Why the rest is missing: it could not be opened. */
   readonly problem?: string;
   readonly attributes?: DeviceAttributes;
+  /** Why it registers no dmabuf, as the end of a sentence; missing if it does. */
+  readonly dmabufProblem?: string;
   readonly ports: readonly RdmaPort[];
   /** Missing for devices without hardware, such as rxe. */
   readonly device?: PciDevice;
@@ -275,7 +279,10 @@ function readDevice(name: string, files: FileProbe): RdmaDevice {
       attributes: context.queryPort(index + 1),
       gids: gids.filter(({ port }) => port === index + 1).map((gid) => describeGid(name, gid, files)),
     }));
-    return { name, attributes: context.attributes, ports, ...place };
+    using domain = new ProtectionDomain(context);
+    const dmabufProblem = whyNoDmabuf(domain);
+    const dmabuf = dmabufProblem === undefined ? {} : { dmabufProblem };
+    return { name, attributes: context.attributes, ...dmabuf, ports, ...place };
   } catch (error) {
     return { name, problem: asWeftlineError(error).message, ports: [], ...place };
   }

@@ -62,6 +62,15 @@ export const rdmaSettingsTable = {
     sentence:
       'Allow relaxed ordering on PCI: writes of an RDMA device to registered memory may overtake each other, if the device supports it. Faster on some hosts. Memory of agents never has it, because receivers of signals look at memory.',
   },
+  rdmaGpuMemory: {
+    kind: 'choice',
+    env: 'WEFTLINE_RDMA_GPU_MEMORY',
+    flag: '--rdma-gpu-memory <way>',
+    choices: ['auto', 'dmabuf', 'peermem', 'pinned'],
+    default: 'auto',
+    sentence:
+      'How the backend verbs reaches memory of GPUs: dmabuf or peermem (GPUDirect RDMA), the RDMA device reads and writes it itself; pinned, it travels through pinned memory of the host; auto, the first of them that GPU, driver, kernel and RDMA device offer. A way that is named is taken without a look at what they offer, and fails where it is not there.',
+  },
   rdmaControlInterface: {
     kind: 'text',
     env: 'WEFTLINE_RDMA_CONTROL_INTERFACE',

@@ -8,7 +8,7 @@ import { Doorbell, ReadinessSet } from '../../native/readiness.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
 import { WatchThread } from '../../threads/watch-thread.ts';
 import { networkIdentity } from '../../world/host-identity.ts';
-import type { AgentMemory, Backend, BackendContext, BackendPeer, ConnectOptions, MemoryKind } from '../backend.ts';
+import type { AgentMemory, Backend, BackendContext, BackendPeer, ConnectOptions, PathMemory } from '../backend.ts';
 import { whyNotAddress } from '../agent-address.ts';
 import { type RdmaDevice, whyNotPort } from './rdma-device.ts';
 import { RdmaGuest } from './rdma-guest.ts';
@@ -120,12 +120,28 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
     return this.#connectionInfo;
   }
 
-  whyNotMemory({ kind }: AgentMemory): string | undefined {
-    return this.whyNotRemote(kind);
+  whyNotMemory(memory: AgentMemory): string | undefined {
+    if (memory.kind === 'host') return undefined;
+    const gpu = this.#device.gpuMemory?.(memory);
+    if (gpu === undefined) return 'it moves host memory only';
+    return gpu.way === 'pinned' ? gpu.reason : undefined;
   }
 
-  whyNotRemote(kind: MemoryKind): string | undefined {
-    return kind === 'host' ? undefined : 'it moves host memory only';
+  /** The peer's device may have registered memory of a GPU. */
+  whyNotRemote(): string | undefined {
+    return undefined;
+  }
+
+  describePath(memory: readonly PathMemory[]): string | undefined {
+    const own = memory.flatMap(({ local }) =>
+      local instanceof RdmaRegion && local.gpu !== undefined ? [local.gpu] : [],
+    );
+    const isRemote = memory.some(({ kind, remote }) => kind === 'cuda' && remote !== undefined);
+    const parts = [
+      ...new Set(own.map(({ way, reason }) => `GPU memory by ${way}: ${reason}`)),
+      ...(isRemote ? ["the peer's GPU memory by its RDMA device"] : []),
+    ];
+    return parts.length === 0 ? undefined : parts.join('; ');
   }
 
   whyNotPeer({ connectionInfo }: BackendPeer): string | undefined {

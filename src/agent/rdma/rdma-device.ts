@@ -3,10 +3,22 @@
 import { WeftlineError } from '../../core/errors.ts';
 import { isLogged, log } from '../../core/log.ts';
 import { localFiles } from '../../native/file-probe.ts';
+import type { HostAccess } from '../../device/tensor.ts';
 import type { AsyncEvents } from '../../native/verbs/context.ts';
+import type { GpuMemoryChoice } from '../../native/verbs/gpu-memory.ts';
 import { hostInterfaces } from '../../rails/rail-list.ts';
 import { chooseRdma, type RdmaChoice, rdmaHardware, type RdmaRail } from '../../rails/rdma-choice.ts';
 import type { Settings } from '../../settings/settings.ts';
+import type { AgentMemory } from '../backend.ts';
+
+/** Memory to be registered. */
+export interface RdmaMemory {
+  readonly address: number;
+  readonly bytes: number;
+  readonly isOffered: boolean;
+  /** The GPU that it is of. */
+  readonly device?: HostAccess | undefined;
+}
 
 /** Memory of this process that the device may read and write. */
 export interface OwnMemory {
@@ -130,8 +142,13 @@ export interface RdmaDevice extends Disposable {
   readonly descriptors: readonly number[];
   /** Makes them unreadable, where a look at the device does not: what comes next must have been armed afterwards. */
   takeChannelEvents(): void;
-  /** Memory that peers may write, and, if `isOffered`, read and add to. Fails with WL_CAPACITY where a limit is reached. */
-  register(memory: { readonly address: number; readonly bytes: number; readonly isOffered: boolean }): OwnMemory;
+  /** How it reaches memory of a GPU, and why so. Left out by those that reach memory of the host only. */
+  gpuMemory?(memory: Pick<AgentMemory, 'device'>): GpuMemoryChoice;
+  /**
+   * Memory that peers may write, and, if `isOffered`, read and add to. Fails with WL_CAPACITY where a limit is reached, and of
+   * memory of a GPU with WL_UNSUPPORTED, WL_CUDA or WL_NATIVE where the way to it is not there after all.
+   */
+  register(memory: RdmaMemory): OwnMemory;
   /** Peers may use the memory of which their `RemoteKeys` has this name. */
   isRegistered(name: string): boolean;
   openKeys(): RemoteKeys;

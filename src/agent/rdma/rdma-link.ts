@@ -33,7 +33,7 @@ export interface LinkOptions {
   readonly until: (isSo: () => boolean) => Promise<boolean>;
 }
 
-const nothing: RequestParts = { table: PartTable.ofCount(0), locals: [], remotes: [] };
+const nothing: RequestParts = { table: PartTable.ofCount(0), locals: [], remotes: [], flushed: [] };
 /** How often a peer that takes no messages is sent a wake. */
 const LOOK_AFTER_MS = 1000;
 

@@ -8,8 +8,11 @@ import type { OwnMemory, RdmaDevice } from './rdma-device.ts';
 
 // What two agents share: how metadata name a region, the mailboxes of a link, and the immediate data of writes.
 
-/** Metadata name a region by its address, in so many bytes, and the key that the device's library gives to it. */
-export const RDMA_REGION_HEAD_BYTES = 8;
+/**
+ * What metadata say of a region; behind it stands the key that the device's library gives to it. `isFlushed` is 1 of memory
+ * of a GPU that does not show writes in their order: whoever writes there reads from there before telling anybody.
+ */
+export const rdmaRegionInfo = defineLayout('RdmaRegionInfo', { address: 'u64', isFlushed: 'u32', reserved: 'u32' });
 
 /** Bytes of messages that the receiver has not taken. A power of two. */
 export const RDMA_RING_BYTES = 256 * 1024;
@@ -82,7 +85,7 @@ export function shortMessage(immediate: number): Uint8Array {
 }
 
 /** Version of all of this, and of the hello of the backend. */
-export const RDMA_AGENT_VERSION = 2;
+export const RDMA_AGENT_VERSION = 3;
 
 // The sender's memory, registered as one region: credits from the peer, cells of signals, messages on their way.
 
@@ -125,7 +128,7 @@ export class Mailbox implements Disposable {
     Atomics.store(this.#words, word.wakes, 0);
   }
 
-  /** The place where the device puts what nobody wants to know. */
+  /** The place where the device puts what nobody wants to know: old values, and bytes that were read for their flush. */
   get oldValueAddress(): number {
     return this.address + rdmaMailboxHead.offset.oldValue;
   }
@@ -248,6 +251,9 @@ export class OutMessages {
 const MESSAGES_TOLD = RDMA_MESSAGES / 8;
 const BYTES_TOLD = RDMA_RING_BYTES / 4;
 const CREDIT_BYTES = 8;
+/** Behind ring and credits, a byte that the sender writes to and nobody reads. */
+export const RDMA_UNREAD_OFFSET: number = RDMA_RING_BYTES + CREDIT_BYTES;
+const INBOX_BYTES = RDMA_UNREAD_OFFSET + 8;
 
 export class Inbox implements Disposable {
   readonly address: number;
@@ -266,14 +272,14 @@ export class Inbox implements Disposable {
 
   /** Fails with WL_CAPACITY. */
   constructor(device: RdmaDevice) {
-    const block = new NativeBlock(RDMA_RING_BYTES + CREDIT_BYTES);
+    const block = new NativeBlock(INBOX_BYTES);
     this.address = block.address;
     this.creditAddress = block.address + RDMA_RING_BYTES;
     this.#bytes = block.bytes;
     this.#credits = block.words.subarray(RDMA_RING_BYTES / 4);
     this.region = device.register({
       address: block.address,
-      bytes: RDMA_RING_BYTES + CREDIT_BYTES,
+      bytes: INBOX_BYTES,
       isOffered: false,
     });
   }

@@ -82,7 +82,8 @@ export class RdmaTransfer extends Poster implements BackendTransfer {
     this.#isRead = operation === 'read';
     const locals = plan.locals.map((region) => own(RdmaRegion, region));
     const remotes = plan.remotes.map((region) => own(RdmaRemoteRegion, region));
-    this.#parts = { table: plan.parts, locals, remotes };
+    const flushed = (this.#isRead ? locals : remotes).filter(({ isFlushed }) => isFlushed);
+    this.#parts = { table: plan.parts, locals, remotes, flushed };
     for (const region of locals) this.use(region);
   }
 

@@ -1,8 +1,9 @@
 // Registered memory over RDMA, here and at the peer, and how it is named in metadata.
-import { RDMA_REGION_HEAD_BYTES } from './rdma-messages.ts';
-import { getWide, setWide } from '../../abi/layout.ts';
+import { rdmaRegionInfo } from './rdma-messages.ts';
+import { Block } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { protocolError } from '../../meeting/frames.ts';
+import type { GpuMemoryChoice } from '../../native/verbs/gpu-memory.ts';
 import { type AgentMemory, type BackendRegion, type BackendRemoteRegion, untilDone } from '../backend.ts';
 import type { OwnMemory, RdmaDevice, RemoteKeys } from './rdma-device.ts';
 
@@ -16,30 +17,38 @@ export class RdmaRegion implements BackendRegion {
   readonly info: Uint8Array;
   readonly address: number;
   readonly localKey: number;
+  /** How the device reaches it; undefined of memory of the host. */
+  readonly gpu: GpuMemoryChoice | undefined;
   readonly users = new Set<RegionUser>();
   isReleased = false;
   readonly #registered: OwnMemory;
   /** So that the memory lives as long as the device may touch it. */
-  readonly #view: Uint8Array | undefined;
+  readonly #memory: AgentMemory;
   readonly release = untilDone(() => this.#release());
 
-  /**
-   * Fails with WL_CAPACITY where a limit is reached. Memory of a GPU would be direct if the device registered it, by
-   * MemoryRegion.dmabuf(), where it offers that, and the backend said `takesDeviceMemory`; until then it is staged.
-   */
-  constructor(device: RdmaDevice, { address, bytes, view }: AgentMemory) {
-    this.#registered = device.register({ address, bytes, isOffered: true });
-    this.#view = view;
+  /** Fails with WL_CAPACITY where a limit is reached, and of memory of a GPU as the driver or the device refuses it. */
+  constructor(device: RdmaDevice, memory: AgentMemory) {
+    const { address } = memory;
+    this.gpu = memory.kind === 'host' ? undefined : device.gpuMemory?.(memory);
+    this.#registered = device.register({ ...memory, isOffered: true });
+    this.#memory = memory;
     this.address = address;
     const { localKey, remoteKey } = this.#registered;
     this.localKey = localKey;
-    this.info = new Uint8Array(RDMA_REGION_HEAD_BYTES + remoteKey.length);
-    setWide(new DataView(this.info.buffer), 0, address);
-    this.info.set(remoteKey, RDMA_REGION_HEAD_BYTES);
+    this.info = new Uint8Array(rdmaRegionInfo.size + remoteKey.length);
+    const head = Block.over(rdmaRegionInfo, this.info);
+    head.set('address', address);
+    head.set('isFlushed', this.isFlushed ? 1 : 0);
+    this.info.set(remoteKey, rdmaRegionInfo.size);
   }
 
   get bytes(): number {
-    return this.#view?.byteLength ?? 0;
+    return this.#memory.bytes;
+  }
+
+  /** What the device has written there is shown behind a read of it by the device. */
+  get isFlushed(): boolean {
+    return this.gpu?.flush === 'read';
   }
 
   /** ORDER: the device refuses peers' requests once the registration is closed; requests of this side must be over before. */
@@ -54,6 +63,8 @@ export class RdmaRemoteRegion implements BackendRemoteRegion {
   readonly bytes: number;
   readonly address: number;
   readonly key: number;
+  /** What was written there is shown behind a read of it; see RdmaRegion. */
+  readonly isFlushed: boolean;
   /** The link holds nothing of it any more. */
   isForgotten = false;
   /** The peer has taken the memory back: its device has refused access, or its metadata say so. */
@@ -61,10 +72,12 @@ export class RdmaRemoteRegion implements BackendRemoteRegion {
 
   /** Fails with WL_PROTOCOL. */
   constructor(info: Uint8Array, { bytes, peer, keys }: RemoteRegionOptions) {
-    const key = info.length > RDMA_REGION_HEAD_BYTES ? keys.add(info.subarray(RDMA_REGION_HEAD_BYTES)) : undefined;
+    const key = info.length > rdmaRegionInfo.size ? keys.add(info.subarray(rdmaRegionInfo.size)) : undefined;
     if (key === undefined) throw protocolError(`${info.length} bytes about a region of ${peer}`);
     this.bytes = bytes;
-    this.address = getWide(new DataView(info.buffer, info.byteOffset), 0);
+    const head = Block.over(rdmaRegionInfo, info);
+    this.address = head.get('address');
+    this.isFlushed = head.get('isFlushed') !== 0;
     this.key = key;
   }
 }

@@ -3,7 +3,7 @@ import type { WeftlineError } from '../../core/errors.ts';
 import { sendFlag, sendOpcode } from '../../native/verbs/c-structs.ts';
 import type { PartTable } from '../../transport/part-table.ts';
 import type { SendQueue } from './rdma-device.ts';
-import { type Mailbox, type OutMessages, RDMA_WAKE, RDMA_WAKES } from './rdma-messages.ts';
+import { type Mailbox, type OutMessages, RDMA_UNREAD_OFFSET, RDMA_WAKE, RDMA_WAKES } from './rdma-messages.ts';
 import type { RdmaRegion, RdmaRemoteRegion } from './rdma-region.ts';
 
 export const operationKinds = { write: 0, read: 1, put: 2, add: 3, store: 4 } as const;
@@ -24,6 +24,17 @@ export interface RequestParts {
   readonly table: PartTable;
   readonly locals: readonly RdmaRegion[];
   readonly remotes: readonly RdmaRemoteRegion[];
+  /** Memory that the transfer writes to and that shows it late: the peer's for a write, this side's for a read. */
+  readonly flushed: readonly FlushedMemory[];
+}
+
+/** Memory of a GPU that does not show what a device writes in its order, as requests name it. */
+interface FlushedMemory {
+  readonly address: number;
+  /** The key of memory of this side. */
+  readonly localKey?: number;
+  /** The key of memory of the peer. */
+  readonly key?: number;
 }
 
 export const NO_MESSAGE = -1;
@@ -78,7 +89,10 @@ export interface RequestWriterOptions {
 }
 
 export class RequestWriter {
-  /** How far the operation is that is started now: rows of parts, ranges of the next row, and bytes of the next range. */
+  /**
+   * How far the operation is that is started now: rows of parts, ranges of the next row, and bytes of the next range. Behind
+   * the rows, memory that is flushed counts on.
+   */
   row = 0;
   range = 0;
   offset = 0;
@@ -89,6 +103,8 @@ export class RequestWriter {
   readonly #chunkBytes: number;
   #inbox: InboxAddress = { address: 0, key: 0 };
   #wakesSent = 0;
+  /** A flush was started, and no request behind it waits for it. */
+  #isFlushing = false;
 
   constructor({ mailbox, messages, chunkBytes }: RequestWriterOptions) {
     this.#mailbox = mailbox;
@@ -101,6 +117,7 @@ export class RequestWriter {
     this.#inbox = inbox;
     this.next();
     this.#wakesSent = 0;
+    this.#isFlushing = false;
     // Cells that the old connection has changed may not have been told of; and it shows at once whether there is a way.
     this.owesWake = true;
   }
@@ -125,19 +142,30 @@ export class RequestWriter {
   }
 
   #startTransfer(ring: SendQueue, parts: RequestParts, isRead: boolean, message: number): boolean {
+    const { table, flushed } = parts;
+    const hasFlush = flushed.length > 0;
+    const hasMessage = message !== NO_MESSAGE;
+    // A short message goes with the last of the data, as one request, unless a flush comes between them.
+    const isCarried = hasMessage && !isRead && !hasFlush && table.count > 0 && this.#messages.isShort(message);
+    const isEnd = !hasFlush && hasMessage === isCarried;
+    if (!this.#startRows(ring, parts, isRead, isEnd, isCarried ? message : NO_MESSAGE)) return false;
+    if (hasFlush && !this.#startFlushes(ring, parts, isRead, !hasMessage)) return false;
+    return hasMessage === isCarried || this.#startMessage(ring, message, isRead || hasFlush);
+  }
+
+  /** `isEnd`: nothing follows. `message`: the one that goes with the last of the data. */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per post
+  #startRows(ring: SendQueue, parts: RequestParts, isRead: boolean, isEnd: boolean, message: number): boolean {
     const opcode = isRead ? sendOpcode.read : sendOpcode.write;
-    // A short message goes with the last of the data, as one request.
-    const isCarried = message !== NO_MESSAGE && !isRead && this.#messages.isShort(message);
     const { table } = parts;
     const { count } = table;
     while (this.row < count) {
       const { row, offset } = this;
       const left = table.bytes[row]! - offset;
       const chunk = Math.min(left, this.#chunkBytes);
-      const isEnd = row === count - 1 && this.range + 1 === table.ranges[row] && chunk === left;
-      const carries = isEnd && isCarried;
-      const isLast = isEnd && (carries || message === NO_MESSAGE);
-      const flags = isLast || ring.nextSequence % SIGNAL_EVERY === 0 ? sendFlag.signaled : 0;
+      const isLast = row === count - 1 && this.range + 1 === table.ranges[row] && chunk === left;
+      const carries = isLast && message !== NO_MESSAGE;
+      const flags = (isLast && isEnd) || ring.nextSequence % SIGNAL_EVERY === 0 ? sendFlag.signaled : 0;
       if (!ring.start(carries ? sendOpcode.writeWithImmediate : opcode, flags, row)) return false;
       this.#place(ring, parts, chunk);
       if (carries) {
@@ -146,7 +174,47 @@ export class RequestWriter {
       }
       this.#pass(table, chunk);
     }
-    return message === NO_MESSAGE || (isCarried && count > 0) || this.#startMessage(ring, message, isRead);
+    return true;
+  }
+
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per post
+  #startFlushes(
+    ring: SendQueue,
+    { table: { count }, flushed }: RequestParts,
+    isRead: boolean,
+    isEnd: boolean,
+  ): boolean {
+    const end = count + flushed.length;
+    for (; this.row < end; this.row++) {
+      const memory = flushed[this.row - count]!;
+      const flags = isEnd && this.row + 1 === end ? sendFlag.signaled : 0;
+      if (!(isRead ? this.#flushOwn(ring, memory, flags) : this.#flushRemote(ring, memory, flags))) return false;
+    }
+    return true;
+  }
+
+  /**
+   * The peer's device reads a byte where this side has written. ORDER: on the PCI bus a read pushes the writes before it to
+   * where they go, so they are shown once its answer is here.
+   */
+  #flushRemote(ring: SendQueue, { address, key }: FlushedMemory, flags: number): boolean {
+    if (!ring.start(sendOpcode.read, flags, NO_PART)) return false;
+    const { oldValueAddress, region } = this.#mailbox;
+    ring.add(oldValueAddress, 1, region.localKey);
+    ring.target(address, key!);
+    this.#isFlushing = true;
+    return true;
+  }
+
+  /**
+   * This side's device reads a byte where it has put what the peer answered, in order to send it to where nobody looks.
+   * ORDER: the fence makes it wait until the answers are written; as above, they are shown when the byte is read.
+   */
+  #flushOwn(ring: SendQueue, { address, localKey }: FlushedMemory, flags: number): boolean {
+    if (!ring.start(sendOpcode.write, flags | sendFlag.fence, NO_PART)) return false;
+    ring.add(address, 1, localKey!);
+    ring.target(this.#inbox.address + RDMA_UNREAD_OFFSET, this.#inbox.key);
+    return true;
   }
 
   /** Where the next bytes come from, and where they go. */
@@ -195,23 +263,26 @@ export class RequestWriter {
       ring.target(remoteAddress + this.offset, region!.key);
       this.offset += chunk;
     }
-    return true;
+    return !region!.isFlushed || this.#flushRemote(ring, region!, 0);
   }
 
   /** A number of 64 bits that is added or stored, and a wake of the peer, which may sleep until it comes. */
   #startSignal(ring: SendQueue, { index, kind, remoteAddress, region, low, high }: QueuedOperation): boolean {
     if (ring.room < 2) return false;
     const { canWake } = this;
+    // ORDER: what was put before is shown when the flush behind it has been answered.
+    const flags = this.#isFlushing ? sendFlag.fence : 0;
+    this.#isFlushing = false;
     const { key } = region!;
     const { region: own, oldValueAddress } = this.#mailbox;
     if (kind === operationKinds.add) {
-      ring.start(sendOpcode.fetchAdd, 0, NO_PART);
+      ring.start(sendOpcode.fetchAdd, flags, NO_PART);
       ring.order();
       ring.add(oldValueAddress, 8, own.localKey);
       ring.addend(remoteAddress, key, low, high);
       if (canWake) this.startWake(ring);
     } else {
-      ring.start(canWake ? sendOpcode.writeWithImmediate : sendOpcode.write, 0, NO_PART);
+      ring.start(canWake ? sendOpcode.writeWithImmediate : sendOpcode.write, flags, NO_PART);
       ring.order();
       ring.add(this.#mailbox.setCell(index, low, high), 8, own.localKey);
       ring.target(remoteAddress, key);

@@ -1,4 +1,6 @@
 // Memory of GPUs for backends that carry host memory: wraps one, and stages what it cannot carry by a thread of its own.
+import { asWeftlineError } from '../../core/errors.ts';
+import { log } from '../../core/log.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type {
   AgentMemory,
@@ -8,18 +10,18 @@ import type {
   ConnectOptions,
   CreateBackend,
   MemoryKind,
+  PathMemory,
   RemoteRegionInfo,
 } from '../backend.ts';
 import { StagedLink } from './staged-link.ts';
-import { encodeStagedRegion, StagedRegion } from './staged-region.ts';
+import { encodeStagedRegion, namesStagedMemory, StagedRegion, type StagedRegionParts } from './staged-region.ts';
 import { StagingThread } from './staging-thread.ts';
+
+const STAGED = 'staged through pinned memory';
 
 /** The backend with memory of GPUs, staged where it cannot reach that itself. */
 export function withDeviceMemory<Name extends string>(createBackend: CreateBackend<Name>): CreateBackend<Name> {
-  return async (context) => {
-    const host = await createBackend(context);
-    return host.takesDeviceMemory === true ? host : new StagedBackend(host, context);
-  };
+  return async (context) => new StagedBackend(await createBackend(context), context);
 }
 
 class StagedBackend<Name extends string> implements Backend<Name> {
@@ -54,9 +56,17 @@ class StagedBackend<Name extends string> implements Backend<Name> {
     return kind === 'host' ? this.#host.whyNotRemote(kind, region) : undefined;
   }
 
-  describePath(kinds: readonly MemoryKind[]): string | undefined {
-    const isStaged = this.#context.stagesHostMemory === true || kinds.includes('cuda');
-    return isStaged ? 'staged through pinned memory' : undefined;
+  describePath(memory: readonly PathMemory[]): string | undefined {
+    if (this.#context.stagesHostMemory === true) return STAGED;
+    const locals = memory.flatMap(({ local }) => (local instanceof StagedRegion ? [local] : []));
+    const why = locals.find(({ host }) => host === undefined)?.why;
+    if (why !== undefined) return `${STAGED}: ${why}`;
+    const isStaged = memory.some(({ remote }) => remote !== undefined && namesStagedMemory(remote));
+    if (isStaged) return `${STAGED}: the peer stages its memory`;
+    return this.#host.describePath?.([
+      ...memory.filter(({ remote }) => remote !== undefined),
+      ...locals.map(({ kind, host }) => ({ kind, local: host })),
+    ]);
   }
 
   /** It takes a thread, pinned memory and kernels, which transfers within a host do without. */
@@ -66,16 +76,32 @@ class StagedBackend<Name extends string> implements Backend<Name> {
 
   async register(memory: AgentMemory): Promise<StagedRegion> {
     const thread = (): Promise<StagingThread> => this.#staging();
-    if (memory.kind === 'host' && this.#context.stagesHostMemory !== true) {
-      const host = await this.#host.register(memory);
-      return new StagedRegion({ memory, host, info: host.info, thread, number: undefined, ordinal: undefined });
-    }
     const { address, bytes, device } = memory;
     const ordinal = device instanceof CudaDevice ? device.context.ordinal : undefined;
+    const { host, why } = await this.#registerDirectly(memory);
+    if (host !== undefined) {
+      return new StagedRegion({ memory, host, why, info: host.info, thread, number: undefined, ordinal });
+    }
     const staging = await thread();
     const { number, key } = await staging.call('register', { address, bytes, ordinal, isOffered: true });
     const info = encodeStagedRegion({ number, key, connectionInfo: staging.connectionInfo });
-    return new StagedRegion({ memory, host: undefined, info, thread, number, ordinal });
+    return new StagedRegion({ memory, host: undefined, why, info, thread, number, ordinal });
+  }
+
+  /** What the backend itself makes of the memory, or why it is staged. */
+  async #registerDirectly(memory: AgentMemory): Promise<Pick<StagedRegionParts, 'host' | 'why'>> {
+    if (this.#context.stagesHostMemory === true) return { host: undefined, why: undefined };
+    const why = memory.kind === 'host' ? undefined : this.#host.whyNotMemory(memory);
+    if (why !== undefined) return { host: undefined, why };
+    try {
+      return { host: await this.#host.register(memory), why: undefined };
+    } catch (error) {
+      // A device that offers the way may lack what this memory needs, such as room in the GPU's window on the PCI bus.
+      if (memory.kind === 'host' || this.#context.settings.rdmaGpuMemory !== 'auto') throw error;
+      const { message } = asWeftlineError(error);
+      log('agent', 'warn', `memory of a GPU is ${STAGED}: ${message}`);
+      return { host: undefined, why: message };
+    }
   }
 
   async connect(peer: BackendPeer, options: ConnectOptions): Promise<StagedLink> {

@@ -1,7 +1,7 @@
 // Registered memory of this side and of a peer as a backend with staging has it.
 import { Block, defineLayout } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import type { AgentMemory, BackendRegion, BackendRemoteRegion } from '../backend.ts';
+import type { AgentMemory, BackendRegion, BackendRemoteRegion, MemoryKind } from '../backend.ts';
 import { giveUp, type StagedName, type StagingThread } from './staging-thread.ts';
 
 /** Begins the description of a staged region, which no description of host memory does with this length. */
@@ -34,12 +34,19 @@ export function encodeStagedRegion({ number, key, connectionInfo }: StagedRegion
   return bytes;
 }
 
+/** True if the bytes name memory that its owner stages, by whatever version. */
+export function namesStagedMemory(info: Uint8Array): boolean {
+  if (info.length <= stagedRegionInfo.size) return false;
+  const block = Block.over(stagedRegionInfo, info);
+  return (
+    block.get('magic') === STAGED_REGION_MAGIC && block.get('connectionBytes') === info.length - stagedRegionInfo.size
+  );
+}
+
 /** undefined if the bytes name memory that is not staged. Fails with WL_PROTOCOL for memory that another version stages. */
 export function decodeStagedRegion(info: Uint8Array): StagedRegionName | undefined {
-  if (info.length <= stagedRegionInfo.size) return undefined;
+  if (!namesStagedMemory(info)) return undefined;
   const block = Block.over(stagedRegionInfo, info);
-  if (block.get('magic') !== STAGED_REGION_MAGIC) return undefined;
-  if (block.get('connectionBytes') !== info.length - stagedRegionInfo.size) return undefined;
   const version = block.get('version');
   if (version !== STAGING_VERSION) {
     throw new WeftlineError(
@@ -55,10 +62,12 @@ export function decodeStagedRegion(info: Uint8Array): StagedRegionName | undefin
   };
 }
 
-interface StagedRegionParts {
+export interface StagedRegionParts {
   readonly memory: AgentMemory;
-  /** What the backend itself made of host memory; undefined of memory that is staged. */
+  /** What the backend itself made of the memory; undefined if it is staged. */
   readonly host: BackendRegion | undefined;
+  /** Why it is staged, if a backend says so. */
+  readonly why?: string | undefined;
   readonly info: Uint8Array;
   readonly thread: () => Promise<StagingThread>;
   /** The staging thread's number of the memory, if it is staged. */
@@ -89,12 +98,21 @@ export class StagedRegion implements BackendRegion {
     return this.#isReleased ? -1 : this.#known;
   }
 
+  get kind(): MemoryKind {
+    return this.#parts.memory.kind;
+  }
+
+  /** Why it is staged, if a backend says so. */
+  get why(): string | undefined {
+    return this.#parts.why;
+  }
+
   /** Memory of a GPU goes through it. */
   get isPinned(): boolean {
     return this.#parts.ordinal !== undefined;
   }
 
-  /** The number of the memory; host memory is told to the staging thread when it is first moved by it. Fails with WL_CLOSED. */
+  /** The number of the memory; what is not staged here is told to the staging thread when it is first moved by it. Fails with WL_CLOSED. */
   async staged(): Promise<number> {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The registration of the memory was closed');
     if (this.number >= 0) return this.number;
@@ -115,9 +133,10 @@ export class StagedRegion implements BackendRegion {
   }
 
   async #tell(): Promise<number> {
-    const { address, bytes } = this.#parts.memory;
+    const { memory, ordinal } = this.#parts;
+    const { address, bytes } = memory;
     const thread = await this.#parts.thread();
-    const options = { address, bytes, ordinal: undefined, isOffered: false };
+    const options = { address, bytes, ordinal, isOffered: false };
     this.#known = (await thread.call('register', options)).number;
     return this.#known;
   }

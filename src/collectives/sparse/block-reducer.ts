@@ -61,9 +61,8 @@ export interface TensorBlocks {
 // Tells a kernel, or another thread, how far the output of a call is done: by a flag word that it polls, part by part, in order.
 
 /**
- * The flag word. It goes up by one for each part, once whoever sees that sees the part's bytes. `VisibilityFlush`
- * (native/verbs) is one for parts that a network card has written into memory of a GPU; MemoryFlag is one for bytes that this
- * processor has copied.
+ * The flag word. It goes up by one for each part, once whoever sees that sees the part's bytes. MemoryFlag is one for bytes
+ * that this processor has copied.
  */
 export interface CompletionFlag {
   /** A part is written. `isLast`: isDone will be asked for, so this one's request is signalled. False if it must be told again. */

@@ -1,6 +1,6 @@
 // The CUDA device: one GPU of this process with its memory, streams, kernels and trap record.
 import type { WaitOptions } from '../../core/deadline.ts';
-import type { Layout } from '../../abi/layout.ts';
+import { alignUp, type Layout } from '../../abi/layout.ts';
 import { type DType, dtypes, requireDType, type TypedArrayOf, typedArrayOver } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { IPC_HANDLE_BYTES } from '../../native/cuda-driver.ts';
@@ -176,6 +176,11 @@ type LoadedKernels<File extends KernelFile> = {
     : never;
 };
 
+/** CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD. */
+const DMABUF_DESCRIPTOR = 1;
+/** Exported ranges begin and end at pages of the host. */
+const HOST_PAGE_BYTES = process.arch === 'arm64' ? 65_536 : 4096;
+
 /**
  * One GPU: its context, its streams, a pool of memory, and weftline's kernels for it. Work that it enqueues runs on `stream`.
  */
@@ -296,6 +301,19 @@ export class CudaDevice implements Device {
     const bytes: Out = [0];
     this.context.call('cuMemGetAddressRange', base, bytes, address);
     return { base: base[0], bytes: bytes[0], handle: exportMemory(this.context, base[0]) };
+  }
+
+  /**
+   * Memory of this device as a dmabuf, by which other devices reach it: a file descriptor, which the caller closes, and where
+   * in it the memory begins. Fails with WL_CUDA, or with WL_UNSUPPORTED where the driver has no such call.
+   * @internal
+   */
+  exportDmabuf(address: number, bytes: number): { readonly descriptor: number; readonly offset: number } {
+    const offset = address % HOST_PAGE_BYTES;
+    const whole = alignUp(offset + bytes, HOST_PAGE_BYTES);
+    const descriptor: Out = [-1];
+    this.context.call('cuMemGetHandleForAddressRange', descriptor, address - offset, whole, DMABUF_DESCRIPTOR, 0);
+    return { descriptor: descriptor[0], offset };
   }
 
   /** @internal No work that uses the memory may be running when it is disposed. */

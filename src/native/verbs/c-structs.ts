@@ -171,9 +171,7 @@ export const ibvContext = defineLayout('ibv_context', {
 /** struct verbs_context, up to the `ibv_context` that is its last member. */
 export const verbsContext = defineLayout('verbs_context', {
   queryPort: 'u64',
-  otherFirst: 'u64',
-  allocNullMr: 'u64',
-  otherSecond: { of: 'u64', count: 36 },
+  other: { of: 'u64', count: 38 },
   /** Bytes of the whole; members that would begin beyond do not exist. */
   bytes: 'u64',
 });

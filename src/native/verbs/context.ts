@@ -285,12 +285,6 @@ export class VerbsContext implements Disposable {
     );
   }
 
-  /** An operation of the extended interface; undefined if this library or its driver has none. */
-  extension(name: 'allocNullMr', text: string): NativeFunction | undefined {
-    const address = this.#extension?.get(name) ?? 0;
-    return address === 0 ? undefined : functionAt(address, text);
-  }
-
   /** Takes in what is made from this context. */
   adopt(resource: VerbsResource): void {
     this.#resources.push(resource);

@@ -2,7 +2,7 @@
 import { Block } from '../../abi/layout.ts';
 import { accessFlag, ibvMr } from './c-structs.ts';
 import { formatBytes } from '../../core/byte-size.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { localFiles } from '../file-probe.ts';
 import { nativeError, viewAt } from '../library.ts';
 import { refusalOf } from './facts.ts';
@@ -12,6 +12,7 @@ const EOPNOTSUPP = 95;
 const EINVAL = 22;
 const ENOTTY = 25;
 const EPROTONOSUPPORT = 93;
+const NO_DESCRIPTOR = -1;
 const unsupported: readonly number[] = [EOPNOTSUPP, ENOTTY, EPROTONOSUPPORT];
 
 /** What peers may do with a region. Its own process may always do all. */
@@ -85,24 +86,6 @@ export class MemoryRegion implements Disposable {
     return new MemoryRegion(domain, handle);
   }
 
-  /**
-   * A region that swallows what is written to it and reads as zeros, at any address: the result of an atomic that nobody
-   * wants. Fails with WL_UNSUPPORTED where the driver has none.
-   */
-  static nothing(domain: ProtectionDomain): MemoryRegion {
-    const { device } = prepare(domain, 0);
-    const allocate = domain.context.extension('allocNullMr', 'intptr_t ibv_alloc_null_mr(intptr_t)');
-    const handle = (allocate?.(domain.address) ?? 0) as number;
-    if (handle <= 0) {
-      throw new WeftlineError(
-        'WL_UNSUPPORTED',
-        `${device} has no null memory region (ibv_alloc_null_mr): register some memory for what nobody reads`,
-        { details: { device, call: 'ibv_alloc_null_mr' } },
-      );
-    }
-    return new MemoryRegion(domain, handle);
-  }
-
   /** Unpins the memory. Requests that use it must be done. */
   close(): void {
     if (this.#isClosed) return;
@@ -117,6 +100,19 @@ export class MemoryRegion implements Disposable {
   [Symbol.dispose](): void {
     this.close();
   }
+}
+
+/** Why the device registers no dmabuf, as the end of a sentence; undefined if it does. Registers nothing. */
+export function whyNoDmabuf({ context, address }: ProtectionDomain): string | undefined {
+  const { calls, device } = context;
+  let result: number;
+  try {
+    // One that knows the call looks for the file of the descriptor, which is none, and says that.
+    result = calls.ibv_reg_dmabuf_mr(address, 0, 0, 0, NO_DESCRIPTOR, 0);
+  } catch (error) {
+    return asWeftlineError(error).message;
+  }
+  return unsupported.includes(-result) ? `the driver of ${device}, or the kernel, registers no dmabuf` : undefined;
 }
 
 function prepare(domain: ProtectionDomain, bytes: number): ProtectionDomain['context'] {

@@ -125,7 +125,7 @@ function attributeRows(attributes: object): Rows {
   ]);
 }
 
-function choiceLines({ choice, settings, flush }: RdmaExamination): string[] {
+function choiceLines({ choice, settings, gpuMemory = [] }: RdmaExamination): string[] {
   if (choice === undefined) return [];
   const { rails, reason, others, gpus, control } = choice;
   const [best, ...further] = rails;
@@ -148,13 +148,21 @@ function choiceLines({ choice, settings, flush }: RdmaExamination): string[] {
         : `GPU ${gpu}: ${rail} port ${port} (${distance.relation}, ${distance.hops} hops).`,
     ),
     ...(gpus.length === 0 ? ['No NVIDIA GPU on this machine.'] : []),
-    ...(flush === undefined ? [] : [`Writes into memory of a GPU would be flushed by ${flush.way}: ${flush.reason}.`]),
+    ...gpuMemory.map(
+      ({ gpu, way, reason: why, flush }) =>
+        `Memory of GPU ${gpu}: ${way}, because ${why}${way === 'pinned' ? '' : `; ${flushWords[flush]}`}.`,
+    ),
     `Queue pairs: ${settings.rdmaService}; traffic class ${settings.rdmaTrafficClass}; ${settings.rdmaRelaxedOrdering ? 'relaxed' : 'strict'} ordering on PCI.`,
     control === undefined
       ? 'Peers meet at the addresses at which they call each other.'
       : `Peers meet over ${control.name} (${control.addresses.join(', ')}).`,
   ];
 }
+
+const flushWords = {
+  read: 'what arrives is flushed by a read, because this GPU does not show it in order',
+  none: 'what arrives needs no flush, because this GPU shows it in order',
+} as const;
 
 function nameOf({ name, port, gigabitsPerSecond, mtuBytes }: RdmaRail): string {
   return `${name} port ${port} (${gigabitsPerSecond} Gbit/s, MTU ${mtuBytes})`;

@@ -29,7 +29,14 @@ import {
   rdmaHardware,
   type RdmaSettings,
 } from '../../rails/rdma-choice.ts';
-import { chooseFlush, type FlushChoice } from '../../native/verbs/visibility-flush.ts';
+import { cudaDriver } from '../../native/cuda-driver.ts';
+import {
+  chooseGpuMemory,
+  type GpuMemoryChoice,
+  listGpuRdmaFacts,
+  peermemModule,
+  type ReachedGpu,
+} from '../../native/verbs/gpu-memory.ts';
 import { gpuDevices } from '../../rails/nearest-device.ts';
 
 export interface Finding {
@@ -511,6 +518,8 @@ export interface MachineProbe extends FileProbe {
   tryNativeCalls(): void;
   /** Devices that libibverbs knows. Throws where there is none. */
   rdmaHardware(): readonly RdmaDevice[];
+  /** GPUs that the CUDA driver shows to this process; empty without a driver. */
+  reachedGpus(): readonly ReachedGpu[];
   /** The version of the UCX that an agent would use; undefined if none can be. */
   ucxVersion(): string | undefined;
 }
@@ -532,6 +541,7 @@ export function thisMachine(): MachineProbe {
     tryWebAssembly,
     tryNativeCalls: () => void loadKoffi(),
     rdmaHardware: () => rdmaHardware(localFiles()),
+    reachedGpus: () => orUndefined(() => listGpuRdmaFacts(cudaDriver)) ?? [],
     ucxVersion: () => orUndefined(() => openUcx().version),
   };
 }
@@ -560,8 +570,8 @@ export interface RdmaExamination {
   readonly problem?: string;
   readonly devices: readonly RdmaDevice[];
   readonly choice?: RdmaChoice;
-  /** How writes of the chosen device into memory of a GPU would be flushed. */
-  readonly flush?: FlushChoice;
+  /** How the chosen device reaches memory of each GPU that the CUDA driver shows. */
+  readonly gpuMemory?: readonly (GpuMemoryChoice & { readonly gpu: string })[];
   readonly settings: RdmaSettings;
 }
 
@@ -577,16 +587,26 @@ export function examineRdma(machine: MachineProbe): RdmaExamination {
   }
   const choice = chooseRdma({ devices, gpus: gpuDevices(machine), interfaces: machine.interfaces }, settings);
   const rdmaReady = choice.rails.length > 0;
-  const flush = flushOf(choice, devices);
+  const gpuMemory = gpuMemoryOf(machine, choice, devices);
   const problem = rdmaReady ? undefined : whyNone(machine, devices);
-  return { schema, rdmaReady, ...(problem === undefined ? {} : { problem }), devices, choice, ...flush, settings };
+  return { schema, rdmaReady, ...(problem === undefined ? {} : { problem }), devices, choice, ...gpuMemory, settings };
 }
 
-function flushOf({ rails: [best] }: RdmaChoice, devices: readonly RdmaDevice[]): Pick<RdmaExamination, 'flush'> {
-  const atomicCap = devices.find(({ name }) => name === best?.name)?.attributes?.atomicCap;
-  if (atomicCap === undefined) return {};
-  const flush = chooseFlush({ isOrdered: false, atomicCap, isFlagRegistered: true, isFlagMapped: true });
-  return flush === undefined ? {} : { flush };
+function gpuMemoryOf(
+  machine: MachineProbe,
+  { rails: [best] }: RdmaChoice,
+  devices: readonly RdmaDevice[],
+): Pick<RdmaExamination, 'gpuMemory'> {
+  const device = devices.find(({ name }) => name === best?.name);
+  if (device === undefined) return {};
+  const { dmabufProblem } = device;
+  const peermem = peermemModule(machine);
+  const { rdmaGpuMemory } = rdmaSettingsOf(machine);
+  return {
+    gpuMemory: machine
+      .reachedGpus()
+      .map(({ gpu, facts }) => ({ gpu, ...chooseGpuMemory({ gpu: facts, dmabufProblem, peermem }, rdmaGpuMemory) })),
+  };
 }
 
 function whyNone(machine: MachineProbe, devices: readonly RdmaDevice[]): string {

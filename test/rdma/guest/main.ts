@@ -8,7 +8,7 @@ const gate = [
   'failures',
   'resources',
   'doctor',
-  'flush',
+  'gpu-memory',
   'agent-calls',
   'agent-failures',
   'verbs-idle',

@@ -28,7 +28,7 @@ const recorded: Readonly<
     },
   },
   // Without the ibv_context that ends it.
-  verbsContext: { size: 320, offsets: { queryPort: 0, allocNullMr: 16, bytes: 312 } },
+  verbsContext: { size: 320, offsets: { queryPort: 0, bytes: 312 } },
   ibvPd: { size: 16, offsets: { context: 0, handle: 8 } },
   ibvMr: { size: 48, offsets: { address: 16, bytes: 24, handle: 32, localKey: 36, remoteKey: 40 } },
   ibvCompletionChannel: { offsets: { descriptor: 8 } },

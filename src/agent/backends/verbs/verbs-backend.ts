@@ -1,18 +1,27 @@
 // The agent's backend over RDMA queue pairs (RC), driven by libibverbs.
 import { randomInt } from 'node:crypto';
+import { closeSync } from 'node:fs';
 import { z } from '#zod';
 import { WeftlineError } from '../../../core/errors.ts';
+import { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { protocolError } from '../../../meeting/frames.ts';
+import { localFiles } from '../../../native/file-probe.ts';
 import { completionOpcode, completionStatus } from '../../../native/verbs/c-structs.ts';
 import { CompletionChannel, CompletionQueue } from '../../../native/verbs/completion-queue.ts';
 import { AsyncEvents, ProtectionDomain, VerbsContext } from '../../../native/verbs/context.ts';
 import { requireWithin } from '../../../native/verbs/facts.ts';
-import { MemoryRegion } from '../../../native/verbs/memory-region.ts';
+import {
+  chooseGpuMemory,
+  type GpuMemoryChoice,
+  gpuRdmaFacts,
+  peermemModule,
+} from '../../../native/verbs/gpu-memory.ts';
+import { MemoryRegion, type RegionAccess, whyNoDmabuf } from '../../../native/verbs/memory-region.ts';
 import { QueuePair, type VerbsPath } from '../../../native/verbs/queue-pair.ts';
 import type { SendRing } from '../../../native/verbs/request-ring.ts';
 import type { RdmaRail } from '../../../rails/rdma-choice.ts';
 import type { Settings } from '../../../settings/settings.ts';
-import type { Backend, BackendContext } from '../../backend.ts';
+import type { AgentMemory, Backend, BackendContext } from '../../backend.ts';
 import { openRdmaBackend } from '../../rdma/rdma-backend.ts';
 import {
   choosePort,
@@ -23,6 +32,7 @@ import {
   type OwnMemory,
   type RdmaDevice,
   type RdmaEnd,
+  type RdmaMemory,
   type RemoteKeys,
   whyNotPort,
 } from '../../rdma/rdma-device.ts';
@@ -291,7 +301,9 @@ class VerbsDevice implements RdmaDevice {
   readonly hasAtomics: boolean;
   readonly chunkBytes: number;
   readonly #channel: CompletionChannel;
-  readonly #trafficClass: number;
+  readonly #settings: Settings;
+  /** How the device reaches memory of each GPU, by ordinal. */
+  readonly #gpuMemory = new Map<number, GpuMemoryChoice>();
 
   constructor(rail: RdmaRail, settings: Settings) {
     this.rail = rail;
@@ -306,7 +318,7 @@ class VerbsDevice implements RdmaDevice {
       this.port = { gid: rail.gid.gid.replaceAll(':', ''), lid, linkLayer, mtuBytes: activeMtuBytes as 256, name };
       this.hasAtomics = this.context.attributes.atomicCap !== 'none';
       this.chunkBytes = Math.min(MAX_CHUNK_BYTES, maxMsgSz);
-      this.#trafficClass = settings.rdmaTrafficClass;
+      this.#settings = settings;
     } catch (error) {
       this.context.close();
       throw error;
@@ -325,13 +337,46 @@ class VerbsDevice implements RdmaDevice {
     this.#channel.takeEvents();
   }
 
+  gpuMemory({ device }: Pick<AgentMemory, 'device'>): GpuMemoryChoice {
+    if (!(device instanceof CudaDevice)) {
+      return { way: 'pinned', reason: 'it is no memory of a CUDA device of this package', flush: 'none' };
+    }
+    const { driver, device: gpu, ordinal } = device.context;
+    let choice = this.#gpuMemory.get(ordinal);
+    if (choice === undefined) {
+      const dmabufProblem = whyNoDmabuf(this.domain);
+      const facts = { gpu: gpuRdmaFacts(driver, gpu), dmabufProblem, peermem: peermemModule(localFiles()) };
+      choice = chooseGpuMemory(facts, this.#settings.rdmaGpuMemory);
+      this.#gpuMemory.set(ordinal, choice);
+    }
+    return choice;
+  }
+
   /** Relaxed ordering stays off, whatever the setting: receivers of signals look at memory, not at completions. */
-  register({ address, bytes, isOffered }: Parameters<RdmaDevice['register']>[0]): OwnMemory {
-    const access = { remoteWrite: true, remoteRead: isOffered, remoteAtomic: isOffered && this.hasAtomics };
-    const region = MemoryRegion.host(this.domain, address, bytes, access);
+  register(memory: RdmaMemory): OwnMemory {
+    const access = {
+      remoteWrite: true,
+      remoteRead: memory.isOffered,
+      remoteAtomic: memory.isOffered && this.hasAtomics,
+    };
+    const region = this.#registerRegion(memory, access);
     const remoteKey = new Uint8Array(KEY_BYTES);
     new DataView(remoteKey.buffer).setUint32(0, region.remoteKey, true);
     return { localKey: region.localKey, remoteKey, close: () => region.close() };
+  }
+
+  #registerRegion({ address, bytes, device }: RdmaMemory, access: RegionAccess): MemoryRegion {
+    // What peermem translates is registered as memory of the host is.
+    if (!(device instanceof CudaDevice) || this.gpuMemory({ device }).way !== 'dmabuf') {
+      return MemoryRegion.host(this.domain, address, bytes, access);
+    }
+    const { descriptor, offset } = device.exportDmabuf(address, bytes);
+    try {
+      return MemoryRegion.dmabuf(this.domain, { descriptor, offset, bytes, address }, access);
+    } finally {
+      // The region holds what the descriptor names.
+      closeSync(descriptor);
+    }
   }
 
   /** Peers know by themselves which of their requests was refused. */
@@ -350,7 +395,7 @@ class VerbsDevice implements RdmaDevice {
   pathTo({ gid, lid }: PortAddress): VerbsPath {
     const { port, gid: own } = this.rail;
     const remoteGid = Buffer.from(gid, 'hex');
-    return { port, gidIndex: own.index, remoteGid, remoteLid: lid, trafficClass: this.#trafficClass };
+    return { port, gidIndex: own.index, remoteGid, remoteLid: lid, trafficClass: this.#settings.rdmaTrafficClass };
   }
 
   /** Closes all that was made of the device: afterwards it touches no memory of this process. */

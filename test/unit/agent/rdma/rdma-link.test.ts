@@ -6,7 +6,7 @@ import type { EndFailure, EndUser, RdmaDevice, RdmaEnd, RemoteKeys } from '#lib/
 import { type LinkOptions, RdmaLink } from '#lib/agent/rdma/rdma-link.js';
 import type { RdmaCaller, RdmaWelcome } from '#lib/agent/rdma/rdma-meeting.js';
 import { RdmaRegion } from '#lib/agent/rdma/rdma-region.js';
-import { RDMA_MESSAGES } from '#lib/agent/rdma/rdma-messages.js';
+import { RDMA_MESSAGES, rdmaRegionInfo } from '#lib/agent/rdma/rdma-messages.js';
 import { sendOpcode } from '#lib/native/verbs/c-structs.js';
 import { WeftlineError } from 'weftline';
 import { hostMemory } from '../../../local/support/backend-context.ts';
@@ -133,7 +133,8 @@ async function play(): Promise<Played> {
   const regions = new Map<number, ReturnType<RdmaLink['importRegion']>>();
   const remote = (key: number): ReturnType<RdmaLink['importRegion']> => {
     const known =
-      regions.get(key) ?? link.importRegion(Uint8Array.of(0, 0, 0, 0, 0, 0, 0, 0, key, 0, 0, 0), { bytes: 4096 });
+      regions.get(key) ??
+      link.importRegion(Uint8Array.of(...new Uint8Array(rdmaRegionInfo.size), key, 0, 0, 0), { bytes: 4096 });
     regions.set(key, known);
     return known;
   };

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { examine, type Finding, type MachineProbe, thisMachine } from '#lib/programs/doctor/doctor.js';
+import { examine, examineRdma, type Finding, type MachineProbe, thisMachine } from '#lib/programs/doctor/doctor.js';
 import { doctorView, rdmaView } from '#lib/programs/cli/doctor-command.js';
 import { viewText } from '#lib/programs/report/view.js';
 
@@ -88,6 +88,7 @@ function machine(
     tryNativeCalls: () => undefined,
     realPath: (path) => places[path],
     rdmaHardware: () => [],
+    reachedGpus: () => [],
     ucxVersion: () => '1.18.0',
     ...other,
   };
@@ -354,4 +355,33 @@ test('a device without a limit of its memory regions says so', () => {
   // As a number, 2^64 - 1 is 2^64.
   assert.match(reportOf(Number(2n ** 64n - 1n)), /max_mr_size +│ no limit/);
   assert.match(reportOf(2 ** 32), /max_mr_size +│ 0x100000000 /);
+});
+
+test('the report of RDMA says for each GPU how the chosen device reaches its memory, and why', () => {
+  const attributes = { state: 'active', physState: 'link up', linkLayer: 'InfiniBand', gigabitsPerSecond: 400 };
+  const gids = [{ index: 0, gid: 'fe80', type: 'InfiniBand' }];
+  const device = { name: 'mlx5_0', attributes: {}, ports: [{ number: 1, attributes, gids }] };
+  const facts = { isReachable: true, exportsDmabuf: true, ordersWrites: true };
+  const gpus = [
+    { gpu: '0000:01:00.0', facts },
+    { gpu: '0000:02:00.0', facts: { ...facts, exportsDmabuf: false, ordersWrites: false } },
+  ];
+  const report = (files = completeFiles, env = {}): string => {
+    const probe = machine(files, { env, rdmaHardware: () => [device as never], reachedGpus: () => gpus });
+    return viewText(rdmaView(examineRdma(probe)));
+  };
+  const plain = report();
+  assert.match(
+    plain,
+    /^Memory of GPU 0000:01:00\.0: dmabuf, because .* registers them; .* needs no flush, because this GPU shows it in order\.$/m,
+  );
+  assert.match(plain, /^Memory of GPU 0000:02:00\.0: pinned, because .*; and nvidia-peermem is not loaded .*\.$/m);
+  assert.match(
+    report({ ...completeFiles, '/sys/module/nvidia_peermem/version': '580.95.05' }),
+    /^Memory of GPU 0000:02:00\.0: peermem, because .*; nvidia-peermem is loaded; what arrives is flushed by a read/m,
+  );
+  assert.match(
+    report(completeFiles, { WEFTLINE_RDMA_GPU_MEMORY: 'pinned' }),
+    /^Memory of GPU 0000:01:00\.0: pinned, because the setting rdmaGpuMemory names it\.$/m,
+  );
 });
