@@ -13,7 +13,8 @@ export const errorCodes = {
   WL_SHARED_MEMORY: 'shared memory is missing, too small or not what a peer announced',
   WL_TIMEOUT: 'a deadline passed; details name who is missing',
   WL_PEER_LOST: 'a rank ended or its connection broke',
-  WL_INACTIVE: 'this rank is not active: the others go on without it until it connects again',
+  WL_INACTIVE:
+    'this rank is not active: the others go on without it, and where it can come back, until it connects again',
   WL_STALE:
     'what is known of a peer is of an earlier life of it: load the metadata of the present one and prepare transfers anew',
   WL_PEER_FAILED: 'another rank reported an error and the group cannot go on',

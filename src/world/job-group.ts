@@ -1,14 +1,15 @@
 // The ranks of a job and the groups that are made of them, over the one store of the job.
 import { createHash } from 'node:crypto';
 import { checkOptions } from '../core/check-options.ts';
-import { callWaitNames, startCall, type WaitOptions } from '../core/deadline.ts';
+import { callWaitNames, startCall, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { blamedRanks, type ErrorDetails, invalidArgument, WeftlineError } from '../core/errors.ts';
+import { log } from '../core/log.ts';
 import { whileWaiting } from '../core/waits.ts';
 import type { Settings } from '../settings/settings.ts';
 import { shareOutcome } from './outcomes.ts';
 import type { PeerWatch } from './peer-watch.ts';
 import { type FirstCauseOptions, type RankGroup, type SplitOptions, Topology } from './rank-group.ts';
-import { decodeJson, encodeJson, LinkedStore, type Store, type StoreLink } from './store.ts';
+import { decodeJson, encodeJson, LinkedStore, type StoreLink } from './store.ts';
 import { type Cause, causesBehind } from './watching/conclusion.ts';
 import { isEnough, viewOfAnswers } from './watching/job-view.ts';
 
@@ -39,11 +40,13 @@ export class JobGroup implements RankGroup {
   readonly worldRank: number;
   readonly machineRank: number;
   readonly topology: Topology;
-  readonly store: Store;
+  readonly store: LinkedStore;
   readonly settings: Settings;
   readonly peerLost: AbortSignal;
   readonly filePrefix: string;
   readonly #job: GroupContext;
+  /** World ranks of the group that were lost since it was made. */
+  readonly #lost = new Set<number>();
 
   /** Local. `name`: of a group, see StoreLinkOptions; without one, these are all ranks of the job. */
   constructor(job: GroupContext, ranks: readonly number[], name?: string) {
@@ -60,7 +63,7 @@ export class JobGroup implements RankGroup {
     );
     this.settings = settings;
     this.filePrefix = job.filePrefix;
-    this.peerLost = job.peers.watch(ranks);
+    this.peerLost = job.peers.watch(ranks, this.#lost);
     this.store = new LinkedStore(job.link, {
       timeoutMs: settings.timeoutMs,
       maxValueBytes: settings.storeMaxValueBytes,
@@ -124,6 +127,15 @@ export class JobGroup implements RankGroup {
       `The ranks make a group in different orders: [${members.join(', ')}] on rank ${this.worldRank}, [${facts[other]!.members.join(', ')}] on rank ${members[other]}; all must pass the same list`,
       { details: { ranks: members, rank: members[other], otherRanks: facts[other]!.members } },
     );
+  }
+
+  async shrink(wait: WaitOptions = {}): Promise<RankGroup> {
+    checkOptions(wait, waitOptionNames, 'options of shrink');
+    const { ranks, number, left } = await this.store.shrink([...this.#lost], wait);
+    for (const { rank, why } of left) log('world', 'warn', `rank ${rank} is not in the new group: ${why}`);
+    // In the order of this group.
+    const members = this.ranks.filter((rank) => ranks.includes(rank));
+    return new JobGroup(this.#job, members, `group ${rangesOf(members)} shrunk ${number}`);
   }
 
   #nextCall(): number {

@@ -7,6 +7,7 @@ import type { MembershipView } from './membership.ts';
 interface Watcher {
   readonly ranks: readonly number[];
   readonly controller: AbortController;
+  readonly lost: Set<number>;
 }
 
 export class PeerWatch {
@@ -15,15 +16,20 @@ export class PeerWatch {
   #view: MembershipView | undefined;
   #end: { readonly reason: unknown } | undefined;
 
-  /** Aborted once one of these world ranks is lost, or the store of the job; the first loss is the reason. */
-  watch(ranks: readonly number[]): AbortSignal {
+  /**
+   * Aborted once one of these world ranks is lost, or the store of the job; the first loss is the reason.
+   * @param ranks World ranks.
+   * @param lost Gets those that are lost, whether they are there again later or not.
+   */
+  watch(ranks: readonly number[], lost: Set<number> = new Set()): AbortSignal {
     const controller = new AbortController();
     // Every collective object listens; any number of them is no leak.
     setMaxListeners(0, controller.signal);
-    const lost = [...this.#lost].find(([rank]) => ranks.includes(rank));
-    if (lost !== undefined) controller.abort(lost[1]);
+    const known = [...this.#lost].filter(([rank]) => ranks.includes(rank));
+    for (const [rank] of known) lost.add(rank);
+    if (known.length > 0) controller.abort(known[0]![1]);
     else if (this.#end !== undefined) controller.abort(this.#end.reason);
-    else this.#watchers.push({ ranks, controller });
+    this.#watchers.push({ ranks, controller, lost });
     return controller.signal;
   }
 
@@ -46,7 +52,11 @@ export class PeerWatch {
   lose(rank: number, reason: unknown): void {
     if (!this.#lost.has(rank)) log('world', 'warn', `rank ${rank} is lost: ${asWeftlineError(reason).message}`);
     this.#lost.set(rank, reason);
-    for (const { ranks, controller } of this.#watchers) if (ranks.includes(rank)) controller.abort(reason);
+    for (const { ranks, controller, lost } of this.#watchers) {
+      if (!ranks.includes(rank)) continue;
+      lost.add(rank);
+      controller.abort(reason);
+    }
   }
 
   /** The store is gone: no rank hears of the others any more. */

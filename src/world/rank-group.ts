@@ -130,4 +130,12 @@ export interface RankGroup {
    * give different orders.
    */
   group(ranks: readonly number[], wait?: WaitOptions): Promise<RankGroup>;
+  /**
+   * The group of the ranks of this group that live, in the same order. Collective over those: each calls it after a failure, as
+   * often as there are failures. It returns when all that live have come, or `timeoutMs` after one of them came: who lives and
+   * has not come by then is left out, if at least half of those that live have come. The store decides, so all ranks of the
+   * new group have the same one. Fails with WL_INACTIVE on a rank that was left out, then and ever after; with WL_TIMEOUT, naming
+   * the ranks, where fewer than half came; with WL_PEER_LOST when the process that serves the store is gone.
+   */
+  shrink(wait?: WaitOptions): Promise<RankGroup>;
 }

@@ -51,4 +51,8 @@ export class SoloGroup implements RankGroup {
   group(): Promise<RankGroup> {
     return Promise.resolve(this);
   }
+
+  shrink(): Promise<RankGroup> {
+    return Promise.resolve(this);
+  }
 }

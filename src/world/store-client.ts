@@ -15,6 +15,7 @@ import {
   type MemberKind,
   parseReply,
   type Question,
+  SHRINK,
   storeHello,
   type StoreReply,
   type StoreRequest,
@@ -275,6 +276,7 @@ export class StoreClient implements StoreLink {
 }
 
 function describeRequest(request: WaitingRequest): string {
+  if (request.op === 'shrink') return SHRINK;
   return request.op === 'wait' ? `keys ${quoteList(request.keys)}` : `${request.op} ${quote(request.name)}`;
 }
 

@@ -5,7 +5,8 @@ import { quote, quoteList } from '../core/quote.ts';
 import type { PresentWait } from '../core/waits.ts';
 import { protocolError } from '../meeting/frames.ts';
 import { type Departure, type MemberIdentity, Membership, type VainWait } from './membership.ts';
-import type { StoreReply, StoreRequest } from './store-request.ts';
+import { SHRINK, type StoreReply, type StoreRequest } from './store-request.ts';
+import { SurvivorAgreement } from './survivor-agreement.ts';
 
 export interface StoreCoreOptions {
   readonly size: number;
@@ -58,6 +59,9 @@ export class StoreCore {
   readonly #rounds = new Map<string, Round[]>();
   /** The last collective of each rank, if it was in vain: a rank that leaves then has left because of the missing ones. */
   readonly #vainWaits = new Map<number, VainWait>();
+  /** By name and members of the group. */
+  readonly #agreements = new Map<string, SurvivorAgreement<Wait>>();
+  #decisions = 0;
 
   constructor(options: StoreCoreOptions) {
     this.#options = options;
@@ -78,6 +82,7 @@ export class StoreCore {
     // The rank's own waits fail first: that takes back what it brought to collectives, so that the others see that it is missing.
     for (const wait of this.#waits) if (wait.rank === rank) wait.fail(closed);
     for (const wait of this.#waits) this.#failIfHopeless(wait);
+    for (const agreement of this.#agreements.values()) this.#decideIfComplete(agreement);
   }
 
   /** What members wait for now. */
@@ -114,6 +119,8 @@ export class StoreCore {
       case 'gather':
       case 'barrier':
         return this.#collect(rank, request, parts[0], signal);
+      case 'shrink':
+        return this.#shrink(rank, request, signal);
       default:
         return request satisfies never;
     }
@@ -242,8 +249,68 @@ export class StoreCore {
     if (rounds.length === 0) this.#rounds.delete(name);
   }
 
+  /** Ends when every rank of the group that lives has come, or when the time of one that has come is over. */
+  #shrink(
+    rank: number,
+    request: StoreRequest & { readonly op: 'shrink' },
+    signal: AbortSignal | undefined,
+  ): Promise<StoreReply> {
+    const { members, lost = [], timeoutMs } = request;
+    const name = `${members?.join() ?? 'all'} ${request.name}`;
+    let agreement = this.#agreements.get(name);
+    if (agreement === undefined) {
+      agreement = new SurvivorAgreement(this.#members(rank, members), this.members);
+      this.#agreements.set(name, agreement);
+    }
+    const { arrivals } = agreement;
+    const current = agreement;
+    current.exclude(lost);
+    for (const [other, wait] of arrivals) {
+      const refusal = current.refusal(other);
+      if (refusal !== undefined) wait.fail(refusal);
+    }
+    const refusal = current.refusal(rank);
+    if (refusal !== undefined) {
+      this.#decideIfComplete(current);
+      throw refusal;
+    }
+    return this.#wait({
+      rank,
+      waitingFor: SHRINK,
+      awaited: () => current.missing,
+      needsAll: true,
+      timeoutMs,
+      signal,
+      start: (wait) => {
+        arrivals.set(rank, wait);
+        this.#decideIfComplete(current);
+      },
+      drop: () => void arrivals.delete(rank),
+      late: () => {
+        if (!current.isQuorate) return false;
+        this.#decide(current, timeoutMs);
+        return true;
+      },
+      missing: () => ({
+        ranks: current.missing,
+        hint: 'those that came are fewer than half of the ranks that live, and cannot go on without the others',
+      }),
+    });
+  }
+
+  #decideIfComplete(agreement: SurvivorAgreement<Wait>): void {
+    if (agreement.arrivals.size > 0 && agreement.missing.length === 0) this.#decide(agreement, 0);
+  }
+
+  #decide(agreement: SurvivorAgreement<Wait>, timeoutMs: number): void {
+    this.#decisions += 1;
+    const { survivors, waits } = agreement.decide(this.#decisions, timeoutMs);
+    const parts = [Buffer.from(JSON.stringify(survivors))];
+    for (const wait of waits) wait.finish({ parts });
+  }
+
   #wait(request: WaitRequest): Promise<StoreReply> {
-    const { signal, timeoutMs, start, drop, missing, ...facts } = request;
+    const { signal, timeoutMs, start, drop, missing, late, ...facts } = request;
     const since = performance.now();
     return new Promise((resolve, reject) => {
       const end = () => {
@@ -268,6 +335,7 @@ export class StoreCore {
       };
       const abort = () => wait.fail(signal?.reason);
       const timer = setTimeout(() => {
+        if (late?.() === true) return;
         const found = missing();
         const { rank, waitingFor, needsAll } = request;
         if (needsAll) this.#vainWaits.set(rank, { waitingFor, missing: found.ranks });
@@ -294,14 +362,14 @@ export class StoreCore {
   }
 
   #timeout(request: WaitRequest, missing: Missing): WeftlineError {
-    const { keys, ranks } = missing;
+    const { keys, ranks, hint } = missing;
     // The stage of a call whose earlier stages took all of its time.
     const when = request.timeoutMs === 0 ? 'at once, with no time left' : `after ${Math.round(request.timeoutMs)} ms`;
     const unset = keys === undefined ? '' : `: nobody set ${quoteList(keys)}`;
     const absent = ranks.length === 0 ? '' : `: ${this.members.describe(ranks)}`;
     return new WeftlineError(
       'WL_TIMEOUT',
-      `Rank ${request.rank} gave up ${request.waitingFor} ${when}${unset}${absent}`,
+      `Rank ${request.rank} gave up ${request.waitingFor} ${when}${unset}${absent}${hint === undefined ? '' : `; ${hint}`}`,
       {
         details: {
           rank: request.rank,
@@ -341,6 +409,7 @@ export class StoreCore {
 interface Missing {
   readonly ranks: readonly number[];
   readonly keys?: readonly string[];
+  readonly hint?: string;
 }
 
 interface WaitRequest extends Omit<Wait, 'fail' | 'finish' | 'since' | 'endsAt'> {
@@ -351,4 +420,6 @@ interface WaitRequest extends Omit<Wait, 'fail' | 'finish' | 'since' | 'endsAt'>
   /** Called when it failed: takes back what `start` registered. */
   readonly drop: () => void;
   readonly missing: () => Missing;
+  /** Called when its time is over; true if that has finished it. */
+  readonly late?: () => boolean;
 }

@@ -76,7 +76,21 @@ export type StoreRequest =
       readonly name: string;
       readonly members?: readonly number[];
       readonly timeoutMs: number;
+    }
+  /**
+   * Waits until the members that live have come; replies with Survivors as JSON. `lost`: members whose process was lost since the
+   * caller has the group.
+   */
+  | {
+      readonly op: 'shrink';
+      readonly name: string;
+      readonly members?: readonly number[];
+      readonly lost?: readonly number[];
+      readonly timeoutMs: number;
     };
+
+/** Name of that wait in errors. */
+export const SHRINK = 'the agreement on the ranks that live';
 
 /** The requests that may wait for other ranks. */
 export type WaitingRequest = Extract<StoreRequest, { readonly timeoutMs: number }>;
@@ -106,6 +120,10 @@ export function parseRequest(header: Readonly<Record<string, unknown>>): StoreRe
     case 'gather':
     case 'barrier':
       return { op, name: text(header, 'name'), ...members(header), timeoutMs: timeout(header) };
+    case 'shrink': {
+      const lost = header['lost'] === undefined ? {} : { lost: list(header, 'lost', isRank) };
+      return { op, name: text(header, 'name'), ...members(header), ...lost, timeoutMs: timeout(header) };
+    }
     case 'wait': {
       const from = header['from'] === undefined ? {} : { from: list(header, 'from', isRank) };
       const keys = list(header, 'keys', isText);

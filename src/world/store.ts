@@ -3,6 +3,7 @@ import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { checkSignal, checkTimeout, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { MAX_KEY_LENGTH, type StoreReply, type StoreRequest } from './store-request.ts';
+import type { Survivors } from './survivor-agreement.ts';
 import type { JobAnswers } from './watching/job-observer.ts';
 
 /** How long to wait for a key to be set. */
@@ -140,6 +141,15 @@ export class LinkedStore implements Store {
     const { ranks = [] } = this.#options.group ?? {};
     const ordered = members === undefined ? parts : ranks.map((rank) => parts[members.indexOf(rank)]!);
     return ordered.map((part) => Uint8Array.from(part));
+  }
+
+  /** Collective over the ranks that live, see RankGroup.shrink(). `lost`: world ranks of the group that are known to be lost. */
+  async shrink(lost: readonly number[], options: WaitOptions): Promise<Survivors> {
+    const known = lost.length === 0 ? {} : { lost };
+    const name = this.#key('weftline/shrink');
+    const request = { op: 'shrink', name, ...this.#members, ...known, timeoutMs: this.#timeout(options) } as const;
+    const { parts } = await this.#link.request(request, [], options.signal);
+    return decodeJson(onePart(parts)) as Survivors;
   }
 
   #collect(

@@ -447,6 +447,10 @@ class SimulatedGroup implements RankGroup {
   group(): Promise<RankGroup> {
     return this.split();
   }
+
+  shrink(): Promise<RankGroup> {
+    return this.split();
+  }
 }
 
 /** One end of what would be a TCP connection, which says how the other end went. */
