@@ -50,6 +50,12 @@ export interface LaunchOptions {
    * 0 (default): the job ends. On one node. The ranks hear of their number of starts by `world.life`.
    */
   readonly maxRestarts?: number;
+  /**
+   * The job goes on without ranks that end badly, and are not started again, as long as so many ranks of all nodes are left; and
+   * without nodes whose launcher is lost, but node 0, which serves the store. It has ended well if so many ranks have. All
+   * ranks by default. The same on all nodes. Not with `helpers`.
+   */
+  readonly minRanks?: number;
   readonly settings?: Partial<Settings>;
   /** Stops all ranks; launch() then rejects with the signal's reason. */
   readonly signal?: AbortSignal;
@@ -70,6 +76,7 @@ const launchOptionNames: OptionNames<LaunchOptions> = {
   onSummary: true,
   forwardSignals: true,
   maxRestarts: true,
+  minRanks: true,
   settings: true,
   signal: true,
 };
@@ -77,7 +84,7 @@ const launchOptionNames: OptionNames<LaunchOptions> = {
 /** How the ranks of a job ended. */
 export interface LaunchResult {
   /**
-   * 0 if the ranks of all nodes ended well, else that of the first failure: its exit code, or 128 and the signal's number. If a
+   * 0 if the ranks of all nodes ended well, or `minRanks` of them, else that of the first failure: its exit code, or 128 and the signal's number. If a
    * signal that this process got stopped the job, 128 and its number, unless all ranks handled it and ended by themselves.
    */
   readonly exitCode: number;
@@ -130,6 +137,12 @@ export function planJob(options: LaunchOptions): JobPlan {
       options.maxRestarts,
       '0 with several nodes: ranks are started again on one node only',
     );
+  }
+  if (options.minRanks !== undefined) {
+    checkInteger('minRanks', options.minRanks, 1, size);
+    if (helperRanks(options) > 0) {
+      throw invalidArgument('minRanks', options.minRanks, 'no such number with helpers, which no rank can do without');
+    }
   }
   if (nodeCount > 1 && master === undefined) {
     throw invalidArgument('master', master, 'host and port where node 0 listens: several nodes need it');

@@ -207,6 +207,8 @@ class Job {
   /** Starts of each rank after the first one. */
   readonly #restarts = new Map<number, number>();
   #restarting: Promise<void> = Promise.resolve();
+  /** Whether the job goes on is being found out, see #goOnWithout(). */
+  #deciding: Promise<unknown> = Promise.resolve();
   #startAgain: (local: number) => Promise<void> = () => Promise.resolve();
   /** Aborted when nothing is awaited from the other nodes any more. */
   readonly #over = new AbortController();
@@ -276,6 +278,7 @@ class Job {
       const ranks = [...this.#ranks];
       const ended = await Promise.all(ranks.map((rank) => rank.ended));
       await this.#restarting;
+      await this.#deciding;
       if (ranks.every((rank, at) => rank === this.#ranks[at])) return ended;
     }
   }
@@ -326,7 +329,15 @@ class Job {
     const { token, settings } = this.#plan;
     const { signal } = this.#over;
     const answer = (): unknown => ({ processes: rankProcesses(this.#ranks) });
-    this.#nodes = NodeLink.connect({ host, port, nodeRank, nodeCount, token, settings, signal, answer });
+    const { minRanks } = this.#options;
+    const goesOnWithout = async (node: number): Promise<boolean> => {
+      const left = await this.#ranksLeft(0);
+      if (left < minRanks!) return false;
+      this.#notice(`node ${node} is lost; ${goesOn(left, minRanks!)}`);
+      return true;
+    };
+    const losing = minRanks === undefined ? {} : { goesOnWithout };
+    this.#nodes = NodeLink.connect({ host, port, nodeRank, nodeCount, token, settings, signal, answer, ...losing });
     this.#nodes
       .then((link) => {
         this.#interruption.join(link);
@@ -343,8 +354,10 @@ class Job {
   /** The first failure on any node, once the ranks of this node have ended; undefined if all ranks of all nodes ended well. */
   async #jobFailure(ranks: readonly RankResult[]): Promise<RankFailure | undefined> {
     const found = this.#failureAmong(ranks);
-    if (this.#nodes === undefined) return found;
-    if (found !== undefined) return this.#reportedFailure(found);
+    const { minRanks } = this.#options;
+    const isBad = found !== undefined && (minRanks === undefined || this.#stopping || this.#interruption.isUnderWay);
+    if (this.#nodes === undefined) return isBad ? found : undefined;
+    if (isBad) return this.#reportedFailure(found);
     if (this.#remoteFailure !== undefined) return this.#remoteFailure;
     const link = await this.#nodes;
     return Promise.race([link.failure(), link.allEnded().then(() => undefined)]);
@@ -421,8 +434,31 @@ class Job {
     if (result.stopped) return;
     if (result.exitCode === 0) return this.#endHelpers();
     if (this.#restart(result)) return;
+    const decided = this.#goOnWithout(result);
+    this.#deciding = Promise.all([this.#deciding, decided]);
+  }
+
+  /** The rank has ended badly: the job ends, unless enough ranks are left. */
+  async #goOnWithout({ rank, exitCode, signal }: RankResult): Promise<void> {
+    const { minRanks } = this.#options;
+    if (minRanks !== undefined && !this.#stopping && !this.#interruption.isUnderWay) {
+      // Other nodes that cannot be asked are the end of the job anyway.
+      const left = await this.#ranksLeft(1).catch(() => 0);
+      if (left >= minRanks) {
+        const error = this.#failures.notes().findLast((note) => note.rank === rank)?.error?.message;
+        const reason = `rank ${rank} ended with ${describeEnd({ exitCode, signal })}${error === undefined ? '' : `: ${error}`}`;
+        return this.#notice(printableLines(`${reason}; ${goesOn(left, minRanks)}`));
+      }
+    }
     this.#stopAll(this.#plan.settings.graceMs);
     this.#tellNodes();
+  }
+
+  /** Ranks of all nodes that have not failed; `failed`: how many more of this node have. */
+  async #ranksLeft(failed: number): Promise<number> {
+    const { size, localSize } = this.#plan;
+    if (this.#nodes !== undefined) return size - (await (await this.#nodes).countFailed(failed, localSize));
+    return size - this.#ended.filter(({ exitCode }) => exitCode !== 0).length;
   }
 
   #isHelper(rank: number): boolean {
@@ -520,6 +556,10 @@ class Job {
   #closePipes(): void {
     for (const rank of this.#ranks) rank.closePipes();
   }
+}
+
+function goesOn(left: number, minRanks: number): string {
+  return `the job goes on with ${left} ranks, at least ${minRanks}`;
 }
 
 interface RankStart {

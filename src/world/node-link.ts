@@ -20,6 +20,8 @@ interface NodeLinkOptions {
   readonly signal: AbortSignal;
   /** What this launcher says when somebody asks what the job does. Must not fail. */
   readonly answer: () => unknown;
+  /** Asked once for each node whose launcher is lost; without it, such a loss is the end. */
+  readonly goesOnWithout?: (node: number) => Promise<boolean>;
 }
 
 /** What the launcher of one node tells the others of a signal: to pass it on, or to kill. */
@@ -34,6 +36,13 @@ export class NodeLink {
   readonly #client: StoreClient;
   readonly #store: LinkedStore;
   readonly #signal: AbortSignal;
+  readonly #nodeRank: number;
+  readonly #nodes: readonly number[];
+  readonly #goesOnWithout: ((node: number) => Promise<boolean>) | undefined;
+  /** Nodes that are lost, and whether the job goes on without them. */
+  readonly #lost = new Map<number, Promise<boolean>>();
+  /** Nodes that the job goes on without. */
+  readonly #spared = new Set<number>();
 
   /** Meets the launchers of all nodes. Fails with WL_TIMEOUT naming the nodes that did not come within `timeoutMs`. */
   static async connect(options: NodeLinkOptions): Promise<NodeLink> {
@@ -66,8 +75,12 @@ export class NodeLink {
     }
   }
 
-  private constructor(client: StoreClient, { settings, signal }: NodeLinkOptions) {
+  private constructor(client: StoreClient, options: NodeLinkOptions) {
+    const { settings, signal, nodeRank, nodeCount, goesOnWithout } = options;
     const { timeoutMs, storeMaxValueBytes } = settings;
+    this.#nodeRank = nodeRank;
+    this.#nodes = Array.from({ length: nodeCount }, (_, node) => node);
+    this.#goesOnWithout = goesOnWithout;
     this.#client = client;
     this.#signal = signal;
     this.#store = new LinkedStore(client, { timeoutMs, maxValueBytes: storeMaxValueBytes });
@@ -81,7 +94,7 @@ export class NodeLink {
 
   /** Resolves with the first failure that any node tells of. Fails with WL_PEER_LOST when the launcher of a node is gone. */
   async failure(timeoutMs: number = LONG_MS): Promise<RankFailure> {
-    return decodeJson(await this.#longWait((wait) => this.#store.get(FAILURE_KEY, wait), timeoutMs)) as RankFailure;
+    return decodeJson(await this.#valueOf(FAILURE_KEY, timeoutMs)) as RankFailure;
   }
 
   /** The same; undefined if a node is slow to tell. One whose launcher is gone never will. */
@@ -101,13 +114,25 @@ export class NodeLink {
 
   /** Resolves with the signal once any node tells of this step. */
   async signalOf(step: SignalStep): Promise<NodeJS.Signals> {
-    const told = await this.#longWait((wait) => this.#store.get(`signal ${step}`, wait), LONG_MS);
-    return knownSignal(decodeJson(told));
+    return knownSignal(decodeJson(await this.#valueOf(`signal ${step}`, LONG_MS)));
   }
 
-  /** Resolves when the ranks of all nodes have ended well. */
+  /** Counts ranks of this node that have failed; returns how many have on all nodes, those of lost nodes among them. */
+  async countFailed(more: number, ranksOfNode: number): Promise<number> {
+    let sum = 0;
+    for (const node of this.#nodes) {
+      const counted = await this.#store.add(`failed ranks of node ${node}`, node === this.#nodeRank ? more : 0);
+      sum += this.#lost.has(node) ? ranksOfNode : counted;
+    }
+    return sum;
+  }
+
+  /** Resolves when the ranks of all nodes have ended well, but for nodes that the job goes on without. */
   async allEnded(): Promise<void> {
-    await this.#longWait((wait) => this.#store.barrier('end', wait), LONG_MS);
+    if (this.#goesOnWithout === undefined) return this.#longWait((wait) => this.#store.barrier('end', wait), LONG_MS);
+    const { left } = await this.#longWait((wait) => this.#store.shrink([], wait), LONG_MS);
+    const nodes = left.map(({ rank }) => rank);
+    if (!(await this.#canLose(nodes))) throw nodesLost(nodes);
   }
 
   /** Resolves when the ranks of all nodes have ended well but for helpers, which may still wait for them. */
@@ -123,6 +148,33 @@ export class NodeLink {
   /** Closes the link; no error if the other nodes know how this one ended. */
   close(error?: WeftlineError): Promise<void> {
     return this.#client.close(error);
+  }
+
+  /** What a node says under this key. Nodes that are lost meanwhile are not waited for any more, if the job goes on. */
+  async #valueOf(key: string, timeoutMs: number): Promise<Uint8Array> {
+    for (;;) {
+      const from =
+        this.#goesOnWithout === undefined ? {} : { from: this.#nodes.filter((node) => !this.#spared.has(node)) };
+      try {
+        return await this.#longWait((wait) => this.#store.get(key, { ...wait, ...from }), timeoutMs);
+      } catch (error) {
+        const nodes = lostNodes(error);
+        if (nodes.length === 0 || !(await this.#canLose(nodes))) throw error;
+      }
+    }
+  }
+
+  /** True if the job goes on without all of these nodes. */
+  async #canLose(nodes: readonly number[]): Promise<boolean> {
+    const goesOnWithout = this.#goesOnWithout;
+    if (goesOnWithout === undefined) return false;
+    const answers = nodes.map((node) => {
+      // Counted as lost before the question is asked.
+      const answer = this.#lost.get(node) ?? Promise.resolve().then(() => goesOnWithout(node));
+      this.#lost.set(node, answer);
+      return answer.then((spared) => spared && this.#spared.add(node) !== undefined);
+    });
+    return (await Promise.all(answers)).every(Boolean);
   }
 
   async #longWait<T>(wait: (options: WaitOptions) => Promise<T>, timeoutMs: number): Promise<T> {
@@ -153,16 +205,29 @@ function ofTakenNode(error: unknown): unknown {
   return new WeftlineError(error.code, message, { details: { node: rank, pid, host, left } });
 }
 
+/** Nodes whose launcher is gone, as an error of ofNodes() says; none if it is the store that is lost. */
+function lostNodes(error: unknown): readonly number[] {
+  if (!(error instanceof WeftlineError) || error.code === 'WL_TIMEOUT') return [];
+  const { nodes } = error.details;
+  return Array.isArray(nodes) ? (nodes as readonly number[]) : [];
+}
+
+function nodesLost(nodes: readonly number[]): WeftlineError {
+  const message = `The launcher of node ${nodes.join(', ')} was lost: its connection broke before the ranks had ended`;
+  return new WeftlineError('WL_PEER_LOST', message, { details: { nodes } });
+}
+
 /** The store counts members; here they are launchers of nodes, not ranks. */
 function ofNodes(error: unknown, timeoutMs: number): unknown {
-  const nodes = blamedRanks(error).join(', ');
+  const blamed = blamedRanks(error);
+  const nodes = blamed.join(', ');
   if (!(error instanceof WeftlineError) || nodes === '') return error;
   const { code } = error;
-  const details = { nodes: blamedRanks(error), timeoutMs };
+  const details = { nodes: blamed, timeoutMs };
   if (code === 'WL_TIMEOUT') {
     const message = `No launcher came for node ${nodes} within ${timeoutMs} ms: start weftline run on each node, with its own --node-rank and the same --nnodes, --master and WEFTLINE_TOKEN`;
     return new WeftlineError(code, message, { details });
   }
-  const how = code === 'WL_PEER_FAILED' ? 'was stopped' : 'was lost: its connection broke';
-  return new WeftlineError(code, `The launcher of node ${nodes} ${how} before the ranks had ended`, { details });
+  if (code !== 'WL_PEER_FAILED') return nodesLost(blamed);
+  return new WeftlineError(code, `The launcher of node ${nodes} was stopped before the ranks had ended`, { details });
 }

@@ -16,6 +16,7 @@ interface RunOptions {
   readonly nodeRank: number;
   readonly elastic: boolean;
   readonly maxRestarts: number;
+  readonly minRanks?: number;
   readonly master?: { readonly host: string; readonly port: number };
 }
 
@@ -49,6 +50,11 @@ export function addRunCommand(program: Command): void {
     )
     .option('--elastic', 'start a rank that ends badly again while the others go on; one node')
     .option('--max-restarts <count>', 'with --elastic: of each rank', integerArgument(1, MAX_RESTARTS), 3)
+    .option(
+      '--min-ranks <count>',
+      'go on without ranks and nodes that are lost while so many ranks of the job are left; by default all must be',
+      integerArgument(1, MAX_WORLD_SIZE),
+    )
     .passThroughOptions()
     .addHelpText(
       'after',
@@ -56,6 +62,7 @@ export function addRunCommand(program: Command): void {
 Examples:
   weftline run -n 4 train.js --steps 100
   weftline run -n 4 --elastic --max-restarts 10 serve.js
+  weftline run -n 8 --min-ranks 6 train.js
   WEFTLINE_TOKEN=$(cat token) weftline run -n 8 --nnodes 2 --node-rank 0 --master node0:29500 train.js`,
     );
   addSettingOptions(command, ['hosts', 'timeoutMs', 'metrics', 'log', 'trace', 'graceMs', 'stopMs']);
@@ -70,6 +77,7 @@ Examples:
       nodeCount: options.nnodes,
       nodeRank: options.nodeRank,
       maxRestarts: options.elastic ? options.maxRestarts : 0,
+      ...(options.minRanks === undefined ? {} : { minRanks: options.minRanks }),
       ...(options.master === undefined ? {} : { master: options.master }),
     });
     process.exitCode = exitCode;
@@ -90,12 +98,19 @@ function worldRanks({ ranks, aggregators, nnodes }: RunOptions): string {
 }
 
 /** What one flag says of another: a wrong command line, which starts nothing. */
-function checkFlags(command: Command, { nnodes, nodeRank, master, elastic }: RunOptions): void {
+function checkFlags(command: Command, options: RunOptions): void {
+  const { ranks, aggregators, nnodes, nodeRank, master, elastic, minRanks } = options;
   if (nodeRank >= nnodes) {
     command.error(`error: --node-rank ${nodeRank} is not below --nnodes, ${nnodes}: nodes are numbered from 0`);
   }
   if (!elastic && command.getOptionValueSource('maxRestarts') === 'cli') {
     command.error('error: --max-restarts needs --elastic: without it no rank is started again');
+  }
+  if (minRanks !== undefined && minRanks > ranks * nnodes) {
+    command.error(`error: --min-ranks ${minRanks} is more than the ${ranks * nnodes} ranks of the job`);
+  }
+  if (minRanks !== undefined && aggregators > 0) {
+    command.error('error: --min-ranks does not go with --aggregators: no rank can do without its aggregators');
   }
   if (nnodes > 1 && elastic) command.error('error: --elastic works on one node, and --nnodes says more');
   if (nnodes > 1 && master === undefined) {

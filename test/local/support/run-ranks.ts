@@ -14,6 +14,8 @@ export interface RunRanksOptions {
   readonly graceMs?: number;
   /** How often each rank that ends badly is started again. */
   readonly maxRestarts?: number;
+  /** The job goes on while so many ranks are left. */
+  readonly minRanks?: number;
   /** Sees each line as it comes, for tests that act on a running job. */
   readonly onLine?: (line: OutputLine) => void;
 }
@@ -54,6 +56,7 @@ export async function runRanks(ranks: number, script: URL, options: RunRanksOpti
       },
       settings: { graceMs: options.graceMs ?? 500 },
       ...(options.maxRestarts !== undefined && { maxRestarts: options.maxRestarts }),
+      ...(options.minRanks !== undefined && { minRanks: options.minRanks }),
       signal: timeout,
       onLine: (line) => {
         lines.push(line);
