@@ -9,6 +9,7 @@ export { EpBuffer } from './buffer/ep-buffer.ts';
 export type { CombineResult, DispatchResult } from './buffer/call-arguments.ts';
 export { DeepEpConfig } from './buffer/deepep-sizes.ts';
 export type { CallOptions } from '../group/overlap.ts';
+export type { ShrinkOptions } from '../group/shrink.ts';
 export type { MemorySize } from './memory-size.ts';
 export { DispatchCombineContext } from './layer/dispatch-combine-context.ts';
 export { EPAll2AllLayer } from './layer/ep-all2all-layer.ts';

@@ -6,8 +6,8 @@
 //                  without "npm ci &&" before it (dependencies are there already, npm ci itself is not run).
 //   others         not looked at.
 //
-// A comment above a block changes that: <!-- example: ranks=2 --> runs it under `weftline run -n 2`, `file=PATH` says that
-// the block is that file of the repository, `compile` checks its types only, `snippet` checks the types of a part of a
+// A comment above a block changes that: <!-- example: ranks=2 --> runs it under `weftline run -n 2` (with `minRanks=1` also with
+// `--min-ranks 1`), `file=PATH` says that the block is that file of the repository, `compile` checks its types only, `snippet` checks the types of a part of a
 // program, and `skip` leaves a command alone. A block under <!-- output --> is what the program before it prints, in any
 // order of its lines. Blocks run in the repository's root.
 import assert from 'node:assert/strict';
@@ -63,7 +63,7 @@ test("the README's program type-checks in a project of a user that is merely str
 });
 
 for (const block of programs) {
-  const { action, ranks, path } = block.marker;
+  const { action, ranks, minRanks, path } = block.marker;
   if (action !== 'run') continue;
   // An example that several documents show runs once; of the others its text is compared.
   const isAgain =
@@ -75,7 +75,8 @@ for (const block of programs) {
     if (path === undefined) writeFileSync(program, block.code);
     else assert.equal(`${block.code}\n`, readFileSync(program, 'utf8'), `${place(block)} is not ${path}`);
     if (isAgain && block.output === undefined) return;
-    const launcher = ranks === undefined ? [] : [commandLine, 'run', '-n', String(ranks)];
+    const flags = minRanks === undefined ? [] : ['--min-ranks', String(minRanks)];
+    const launcher = ranks === undefined ? [] : [commandLine, 'run', '-n', String(ranks), ...flags];
     const printed = mustSucceed(process.execPath, [...launcher, program]);
     if (block.output !== undefined) assert.deepEqual(sortedLines(printed), sortedLines(block.output));
   });
@@ -125,7 +126,7 @@ test('extractCodeBlocks() finds blocks, their lines, their markers and their out
     '```',
     '```',
   ].join('\n');
-  const run = { action: 'run', ranks: undefined, path: undefined } as const;
+  const run = { action: 'run', ranks: undefined, minRanks: undefined, path: undefined } as const;
   assert.deepEqual(extractCodeBlocks('a.md', sample), [
     { file: 'a.md', line: 3, language: 'ts', code: "import 'weftline';", marker: run, output: undefined },
     {
@@ -133,7 +134,7 @@ test('extractCodeBlocks() finds blocks, their lines, their markers and their out
       line: 8,
       language: 'js',
       code: 'await 1;\n\n  2;',
-      marker: { action: 'run', ranks: 2, path: 'a/b.mjs' },
+      marker: { action: 'run', ranks: 2, minRanks: undefined, path: 'a/b.mjs' },
       output: '[0] 2',
     },
     {

@@ -15,6 +15,7 @@ import {
   withDefaults,
 } from './buffer-size.ts';
 import { CallGuard } from '../../group/call-guard.ts';
+import { shrinkObject, type ShrinkOptions } from '../../group/shrink.ts';
 import {
   callOptions,
   checkCombine,
@@ -45,6 +46,7 @@ export class EpBuffer implements AsyncDisposable {
   readonly #scope: EpScope;
   readonly #engine: EpEngine;
   readonly #guard: CallGuard;
+  readonly #rdmaBuffer: Tensor<'u8'> | undefined;
 
   /**
    * Collective over the group (a world is one), whose ranks use the same kind of device and may be on several hosts. Fails
@@ -66,16 +68,21 @@ export class EpBuffer implements AsyncDisposable {
     checkOptions(options, epBufferOptionNames, 'options of EpBuffer.create');
     const full = withDefaults(config);
     const wait = startCall(options, group.settings.timeoutMs);
-    if (device.kind === 'cpu') return new EpBuffer(await createCpuEngine(group, device, full, wait));
-    refuseRdmaBuffer(options.rdmaBuffer);
+    const { rdmaBuffer } = options;
+    if (device.kind === 'cpu') return new EpBuffer(await createCpuEngine(group, device, full, wait), rdmaBuffer);
+    refuseRdmaBuffer(rdmaBuffer);
     // Loaded here, so that CPU ranks never load what GPUs need.
     const { createCudaEngine } = await import('./cuda/cuda-engine.ts');
     return new EpBuffer(await createCudaEngine(group, device, full, wait));
   }
 
-  private constructor({ scope, engine }: { readonly scope: EpScope; readonly engine: EpEngine }) {
+  private constructor(
+    { scope, engine }: { readonly scope: EpScope; readonly engine: EpEngine },
+    rdmaBuffer?: Tensor<'u8'>,
+  ) {
     this.#scope = scope;
     this.#engine = engine;
+    this.#rdmaBuffer = rdmaBuffer;
     this.#guard = new CallGuard('EpBuffer', scope.group.ranks);
     engine.guardLaunches?.((what) => this.#guard.requireIdle(what));
   }
@@ -187,6 +194,32 @@ export class EpBuffer implements AsyncDisposable {
       checkOptions(options, waitOptionNames, 'options of EpBuffer.barrier');
       return this.#engine.barrier(startCall(options, this.group.settings.timeoutMs));
     });
+  }
+
+  /**
+   * Collective over the ranks of the group that live, after a failure: closes this buffer and makes another one over the group that
+   * they form (RankGroup.shrink), which the caller owns. It has this one's configuration, but for what `config` says, and this
+   * rank's `rdmaBuffer`; handles of this buffer are of no use to it. Works on a closed buffer, and again where it failed. Fails with
+   * WL_INACTIVE on a rank that was left out, WL_INVALID_ARGUMENT if the configuration does not fit the ranks that are left, else
+   * as RankGroup.shrink() and EpBuffer.create() do.
+   */
+  shrink(options: ShrinkOptions<EpBufferConfig> = {}): Promise<EpBuffer> {
+    const rdmaBuffer = this.#rdmaBuffer;
+    return shrinkObject(
+      {
+        object: 'EpBuffer',
+        group: this.group,
+        close: () => this.close(),
+        create: (group, changes, wait) =>
+          EpBuffer.create(
+            group,
+            this.#scope.device as CpuDevice | CudaDevice,
+            { ...this.config, ...changes },
+            { ...wait, ...(rdmaBuffer && { rdmaBuffer }) },
+          ),
+      },
+      options,
+    );
   }
 
   /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */

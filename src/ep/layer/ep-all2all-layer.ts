@@ -11,6 +11,7 @@ import { Tensor } from '../../device/tensor.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../group/agree.ts';
 import { CallGuard } from '../../group/call-guard.ts';
+import { shrinkObject, type ShrinkOptions } from '../../group/shrink.ts';
 import { callOptions } from '../buffer/call-arguments.ts';
 import { overlaps, requireDevice, requireGroup, requireLive } from '../../group/tensor-check.ts';
 import { createCpuLayerEngine } from './cpu/cpu-layer-engine.ts';
@@ -57,6 +58,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
   readonly enableLocalCombine: boolean;
   readonly #engine: LayerEngine;
   readonly #guard: CallGuard;
+  readonly #options: LayerOptions<D>;
   /** A dispatch of which some stages are still to come. */
   #staged: StagedDispatch | undefined;
   /** Its arguments. */
@@ -111,18 +113,19 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
     const context = await DispatchCombineContext.create(group, device, epConfig, contextOptions);
     try {
       const engine = await createEngine(context, { ...wait, enableLocalCombine, numSms, useAot });
-      return new EPAll2AllLayer<D>(context, engine, enableLocalCombine);
+      return new EPAll2AllLayer<D>(context, engine, options);
     } catch (error) {
       await context.close();
       throw error;
     }
   }
 
-  private constructor(context: DispatchCombineContext, engine: LayerEngine, enableLocalCombine: boolean) {
+  private constructor(context: DispatchCombineContext, engine: LayerEngine, options: LayerOptions<D>) {
     super();
     this.config = context.config;
     this.context = context;
-    this.enableLocalCombine = enableLocalCombine;
+    this.enableLocalCombine = options.enableLocalCombine ?? false;
+    this.#options = options;
     this.#engine = engine;
     this.#guard = new CallGuard('EPAll2AllLayer', context.group.ranks);
     engine.guardLaunches?.((what) => {
@@ -259,6 +262,26 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
     });
   }
 
+  /**
+   * Collective over the ranks of the group that live, after a failure: closes this layer and makes another one over the group that
+   * they form (RankGroup.shrink), which the caller owns. It has this one's options, but for what `config` says; descriptors of this
+   * layer are of no use to it. Works on a closed layer, and again where it failed. Fails with WL_INACTIVE on a rank that was left
+   * out, WL_INVALID_ARGUMENT if the options do not fit the ranks that are left, else as RankGroup.shrink() and create() do.
+   */
+  shrink(options: ShrinkOptions<LayerConfig<D>> = {}): Promise<EPAll2AllLayer<D>> {
+    const { timeoutMs: _time, signal: _signal, ...made } = this.#options;
+    const { group, device } = this.context;
+    return shrinkObject(
+      {
+        object: 'EPAll2AllLayer',
+        group,
+        close: () => this.close(),
+        create: (present, changes, wait) => EPAll2AllLayer.create<D>(present, device, { ...made, ...changes, ...wait }),
+      },
+      options,
+    );
+  }
+
   /** Releases the symmetric memory here. Not collective; idempotent. */
   override async close(): Promise<void> {
     if (!this.#guard.close()) return;
@@ -334,6 +357,9 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
     }
   }
 }
+
+/** What a layer is made for, but for the dtype of its tokens, which is in its type. */
+type LayerConfig<D extends TokenDType> = Omit<LayerOptions<D>, keyof WaitOptions | 'dtype'>;
 
 type CombineArguments<D extends TokenDType> = LayerCombineArguments<D> | TritonCombineArguments<D>;
 

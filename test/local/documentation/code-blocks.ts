@@ -6,6 +6,8 @@ export interface Marker {
   readonly action: 'run' | 'skip' | 'compile' | 'snippet';
   /** `ranks=N`: run it under `weftline run -n N`. */
   readonly ranks: number | undefined;
+  /** `minRanks=N`: the same with `--min-ranks N`. */
+  readonly minRanks: number | undefined;
   /** `file=PATH`: the block is this file of the repository, and that file is run. */
   readonly path: string | undefined;
 }
@@ -64,14 +66,16 @@ function commentAbove(lines: readonly string[], fence: number): Comment {
 
 function readMarker(file: string, { text, line }: Comment): Marker {
   const words = /^<!--\s*example:\s*(.*?)\s*-->$/.exec(text)?.[1]?.split(/\s+/) ?? [];
-  let marker: Marker = { action: 'run', ranks: undefined, path: undefined };
+  let marker: Marker = { action: 'run', ranks: undefined, minRanks: undefined, path: undefined };
   for (const word of words) {
     const [, name, value = ''] = /^(\w+)(?:=(.+))?$/.exec(word) ?? [];
     if ((name === 'skip' || name === 'compile' || name === 'snippet') && value === '')
       marker = { ...marker, action: name };
     else if (name === 'ranks' && Number(value) >= 1) marker = { ...marker, ranks: Number(value) };
+    else if (name === 'minRanks' && Number(value) >= 1) marker = { ...marker, minRanks: Number(value) };
     else if (name === 'file' && value !== '') marker = { ...marker, path: value };
-    else throw new Error(`${file}:${line}: "${word}" is none of skip, compile, snippet, ranks=N, file=PATH`);
+    else
+      throw new Error(`${file}:${line}: "${word}" is none of skip, compile, snippet, ranks=N, minRanks=N, file=PATH`);
   }
   return marker;
 }
