@@ -205,6 +205,15 @@ for (const what of ['elastic', 'choices']) {
   });
 }
 
+test('an engine that cannot be made leaves nothing open to other hosts', async () => {
+  // Links that are open keep the process alive.
+  const { failures: got, transcript } = await failures('no engine', 2, {
+    env: { WEFTLINE_HOSTS: '2' },
+    timeoutMs: 120_000,
+  });
+  for (const { message } of got) assert.equal(message, 'no engine', transcript);
+});
+
 test('arguments that cannot be are refused at once, and later calls work', async () => {
   const { failures: got, transcript } = await failures('arguments', 2);
   assert.deepEqual(got, ['refused', 'refused'], transcript);

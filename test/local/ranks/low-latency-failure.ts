@@ -1,6 +1,6 @@
 // A failure of EpLowLatency per scenario (argv), one after another: prints what this rank got as a line of JSON.
 import assert from 'node:assert/strict';
-import type { CpuDevice } from 'weftline';
+import { CpuDevice, WeftlineError } from 'weftline';
 import {
   EpLowLatency,
   type LowLatencyConfig,
@@ -123,6 +123,23 @@ const scenarios: Scenarios = {
       for (;;) await settled(ll.dispatch({ ...input, timeoutMs }));
     });
     if (world.rank !== 1) await world.store.set('gave up', new Uint8Array(1));
+    return failure;
+  },
+
+  /** The engine cannot be made on any rank, with all else that it needs there; once it can be, it works. */
+  async 'no engine'() {
+    const cpu = device as CpuDevice;
+    const failing = (...args: Parameters<CpuDevice['hostView']>): unknown => {
+      // The words of the whole window are for the engine; what comes before it takes few of them, or bytes.
+      if (args[0] === 'i32' && args[2] > 1000) throw new WeftlineError('WL_NATIVE', 'no engine');
+      return CpuDevice.prototype.hostView.apply(cpu, args);
+    };
+    Object.defineProperty(device, 'hostView', { value: failing, configurable: true });
+    const failure = await failureOf(() => EpLowLatency.create(world, device, config));
+    Reflect.deleteProperty(device, 'hostView');
+    await using ll = await EpLowLatency.create(world, device, config);
+    await ll.dispatch(await inputOf(1));
+    await ll.barrier();
     return failure;
   },
 

@@ -163,16 +163,16 @@ async function createTogether(
     wait,
   );
   let window: SymmetricWindow | undefined;
+  let network: HostNetwork | undefined;
   try {
     window = await SymmetricWindow.create({ ...wait, ...windowOf(group, device, size.bytes) });
     const scope = { group, device, config: Object.freeze({ ...config }), size };
-    const across = tables.across && {
-      tables: tables.across,
-      network: await openNetwork(options, { size, window }, wait),
-    };
+    network = tables.across && (await openNetwork(options, { size, window }, wait));
+    const across = tables.across && network && { tables: tables.across, network };
     const engine = new CpuLowLatencyEngine(scope, { window, tables: tables.calls, across });
     return { window, made: { scope, engine, next: 1 } };
   } catch (error) {
+    await network?.close();
     window?.[Symbol.dispose]();
     disposeAll(tables);
     throw error;
