@@ -381,6 +381,16 @@ export class Agent implements AsyncDisposable {
     this.#waiter.waitBlocking(awaited, timeoutMs);
   }
 
+  /** @internal Whatever news this agent's own waits would wake up for rings this bell too. See WakeWord. */
+  alsoRing(bell: Parameters<WakeWord['alsoRing']>[0]): (() => void) | undefined {
+    return this.#wake.alsoRing(bell);
+  }
+
+  /** @internal Hot path. Behind a poll that brought nothing: whether all that comes until the next poll will ring. */
+  ringsForAll(): boolean {
+    return this.#set.prepareSleep() === Number.POSITIVE_INFINITY;
+  }
+
   /** Hot path. Takes in what has happened; waits do so by themselves. True if anything happened. */
   poll(): boolean {
     if (this.#closing !== undefined) throw this.#closed();

@@ -37,6 +37,8 @@ interface StepNetwork {
   readonly isPosted: boolean;
   /** Ranks to whose hosts something waits to be posted. */
   unposted(): readonly number[];
+  /** Behind advance(): whether all that comes from other hosts rings this rank's bell. Absent: nothing does. */
+  isRung?(): boolean;
 }
 
 interface StepRunnerOptions {
@@ -136,8 +138,8 @@ export class StepRunner {
     const late = (): number[] => missing().map((rank) => failure.rankOf(rank));
     const source = { waitFacts: (): WaitFacts => ({ operation: steps.name, ranks: late() }) };
     const { endsAt } = deadline;
-    // What comes from other hosts rings no bell of this rank.
     const work = network !== undefined || polls ? (): void => network?.advance() : undefined;
+    const isRung = (): boolean => !polls && network?.isRung?.() === true;
     try {
       while (true) {
         const sleep = new Awakening(steps, () => this.#advance(steps));
@@ -150,7 +152,7 @@ export class StepRunner {
             throw failure.timeout(missing, deadline.timeoutMs, hintOf(steps.name, late()), steps.details?.());
           }
         };
-        await waitForWord(this.#bells.own, { ready, check, work, source, endsAt });
+        await waitForWord(this.#bells.own, { ready, check, work, isRung, source, endsAt });
         if (sleep.isDone || this.#poll(steps)) return;
       }
     } catch (error) {

@@ -87,6 +87,8 @@ interface WordWait {
   readonly endsAt: number;
   /** What else this thread has to do for others meanwhile, often. Absent: nothing, and sleeps may be long. */
   readonly work?: (() => void) | undefined;
+  /** Asked before each sleep: whether the word is rung for that work too, so that sleeps may be long. Absent: it is not. */
+  readonly isRung?: (() => boolean) | undefined;
 }
 
 /**
@@ -119,8 +121,6 @@ async function sleepOnWord(word: SharedWord, wait: WordWait, begin: number): Pro
 
 async function sleepUntilReady(word: SharedWord, wait: WordWait, started: number): Promise<void> {
   const { work } = wait;
-  const blockingSlice = work ? WORKING_SLICE_NS : BLOCKING_SLICE_NS;
-  const poolSlice = work ? WORKING_SLICE_NS : POOL_SLICE_NS;
   while (true) {
     wait.check();
     work?.();
@@ -129,6 +129,9 @@ async function sleepUntilReady(word: SharedWord, wait: WordWait, started: number
       const seen = Atomics.load(word.value, 0);
       if (wait.ready()) return;
       const isShort = performance.now() - started < BLOCKING_LIMIT_MS;
+      const mayBeLong = work === undefined || wait.isRung?.() === true;
+      const blockingSlice = mayBeLong ? BLOCKING_SLICE_NS : WORKING_SLICE_NS;
+      const poolSlice = mayBeLong ? POOL_SLICE_NS : WORKING_SLICE_NS;
       const hasSlept = isShort ? word.futex.waitBlocking(seen, blockingSlice) : await word.futex.wait(seen, poolSlice);
       if (!hasSlept) await sleep(REFUSED_PAUSE_MS);
     } finally {

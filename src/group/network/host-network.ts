@@ -9,6 +9,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { MemoryRange } from '../../device/tensor.ts';
 import type { LocalBarrier } from '../../windows/local-barrier.ts';
+import type { SharedWord } from '../../windows/wait.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type HostRoutes, hostRoutes } from './host-routes.ts';
 import { NetworkLink } from './network-link.ts';
@@ -90,6 +91,7 @@ export class HostNetwork {
   /** The device's count of mappings when its memory was registered. */
   #mappings = -1;
   #hasGivenUp = false;
+  #endRings: (() => void) | undefined;
   #closing: Promise<void> | undefined;
 
   /** Collective over a group on several hosts. Fails alike on all ranks. */
@@ -190,6 +192,16 @@ export class HostNetwork {
   advance(): void {
     this.#agent.poll();
     for (const link of this.#links.values()) link.advance();
+  }
+
+  /** From now on what comes from other hosts rings this rank's bell, which lies in one of the windows. */
+  ring(bell: SharedWord): void {
+    this.#endRings = this.#agent.alsoRing(bell);
+  }
+
+  /** Hot path. Behind advance(), if it brought nothing: whether all that comes until the next one rings the bell. */
+  isRung(): boolean {
+    return this.#endRings !== undefined && this.#agent.ringsForAll();
   }
 
   get isDelivered(): boolean {
@@ -315,6 +327,7 @@ export class HostNetwork {
 
   async #close(untilSourcesLeft: boolean): Promise<void> {
     this.#barrier.failure.alsoHear(() => undefined);
+    this.#endRings?.();
     // A peer that waits for ranks of its own host would not learn from the end of this agent why no call can end well.
     if (this.#hasGivenUp) await this.#flush((link) => link.isTold);
     else await this.#sayGoodbye(untilSourcesLeft);

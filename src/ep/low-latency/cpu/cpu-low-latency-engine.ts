@@ -265,6 +265,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
       const { networkCells: words, aborts } = size.regions;
       const places = { cells: words.offset, aborts: aborts.offset };
       failure = new HostsFailure({ group, device, window, network: across.network, ...places });
+      across.network.ring(this.#cells.bells.own);
       const forwarding = new HostForwarding(scope, { window, cells: this.#cells, failure, ...across });
       this.#across = { ...across, forwarding };
     }

@@ -345,6 +345,11 @@ export class HostForwarding {
     return true;
   }
 
+  /** What the ranks of this host do rings as well. */
+  isRung(): boolean {
+    return this.network.isRung();
+  }
+
   /** Ranks to which something waits to be posted. */
   unposted(): number[] {
     return this.#routes.peers.filter((peer) => {
