@@ -4,6 +4,7 @@ import { randomBytes } from 'node:crypto';
 import { readdirSync, readlinkSync } from 'node:fs';
 import { connect } from 'node:net';
 import test from 'node:test';
+import { rdmaRegionInfo } from '#lib/agent/rdma/rdma-messages.js';
 import { createBackend } from '#lib/agent/backends/verbs/verbs-backend.js';
 import { decodeRdmaInfo } from '#lib/agent/rdma/rdma-meeting.js';
 import { hostMemory, openBackend } from '../../local/support/backend-context.ts';
@@ -27,7 +28,7 @@ test('a wrong key fails its own transfer with the status in words; what is behin
   await using two = await openTwo();
   const { link, offered, there } = two;
   const info = offered.info.slice();
-  info[8]! ^= 0x55;
+  info[rdmaRegionInfo.size]! ^= 0x55;
   const wrong = link.importRegion(info, { kind: 'host', bytes: MEMORY_BYTES });
   const bad = await prepareWrite(two, { remote: wrong, bytes: 64 });
   const good = await prepareWrite(two, { bytes: 64 });
@@ -58,7 +59,7 @@ test('a channel whose put fails ends; the operations of others behind it are car
   await using two = await openTwo();
   const { link, offered, local, remote, into } = two;
   const info = offered.info.slice();
-  info[8]! ^= 0x55;
+  info[rdmaRegionInfo.size]! ^= 0x55;
   const wrong = link.importRegion(info, { kind: 'host', bytes: MEMORY_BYTES });
   const [bad, good] = [link.openChannel(), link.openChannel()];
   for (let round = 0; round < 10; round += 1) assert.ok(good.signal(remote, 0, 1));
