@@ -54,8 +54,10 @@ export const EP_MAX_SERVED = EP_MAX_GROUP_RANKS;
  * of `slotBytes` for the rows of one call. Arrays end where `ways`, `served`, `ranks` or the ranks of the host end.
  */
 export const epNetwork = defineLayout('EpNetwork', {
-  /** This rank's network window, as its GPU reaches it. */
+  /** This rank's network window, as its GPU reaches it: pinned memory of the host, or memory of the GPU. */
   window: 'ptr',
+  /** Pinned memory of the host with cells at the same offsets, where peers say that they gave up; the window if it is pinned. */
+  words: 'ptr',
   /** u32 [EP_MAX_GROUP_RANKS * cells of a line]: signals of each peer that earlier calls took; zero at first. See networkSeen. */
   seen: 'ptr',
   /** u32 [(ways + maxServed) * maxChunks]: rows of a chunk that are ready; zero between kernels. */

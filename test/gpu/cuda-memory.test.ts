@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict';
+import { closeSync, readlinkSync } from 'node:fs';
 import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
 import { until } from '../support/until.ts';
 import { gpuTest, noise } from './support/gpu.js';
+import { gpuRdmaFacts } from '#lib/native/verbs/gpu-memory.js';
 import { kernelFiles } from '#lib/device/cuda/kernel-files.js';
 
 gpuTest('tensors of all sizes come back as they were uploaded', async (device) => {
@@ -113,6 +115,25 @@ gpuTest('too much memory is WL_MEMORY, and the device goes on', async (device) =
   using tensor = await device.tensor('u8', [2], Uint8Array.of(1, 2));
   assert.deepEqual([...(await tensor.toHost())], [1, 2]);
 });
+
+gpuTest(
+  'memory of all sizes is exported as a dmabuf, where the driver says that it can be',
+  async (device, context) => {
+    const facts = gpuRdmaFacts(device.context.driver, device.context.device);
+    context.diagnostic(JSON.stringify(facts));
+    if (!facts.exportsDmabuf) {
+      assert.throws(() => device.exportDmabuf(device.empty('u8', [4096]).address, 4096), { name: 'WeftlineError' });
+      return;
+    }
+    for (const bytes of [100, 5000, 1 << 20, 3_000_000, 1 << 28]) {
+      using tensor = device.empty('u8', [bytes]);
+      const { descriptor, offset } = device.exportDmabuf(tensor.address, bytes);
+      assert.match(readlinkSync(`/proc/self/fd/${descriptor}`), /dmabuf/);
+      assert.ok(offset >= 0 && offset < 65_536);
+      closeSync(descriptor);
+    }
+  },
+);
 
 gpuTest('what the device is', async (device, context) => {
   const { properties } = device;

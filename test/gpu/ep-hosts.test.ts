@@ -47,6 +47,33 @@ for (const what of ['buffer', 'layer']) {
   }
 }
 
+/** The network side lies in memory of the GPU, half of the time of the caller. */
+const gpuWindow = {
+  NODE_OPTIONS: `--import=${new URL('./support/pretend-gpu-reach.js', import.meta.url).href}`,
+  WEFTLINE_TEST_GPU_WINDOW: '1',
+  WEFTLINE_LOG: 'device-api:info',
+};
+
+for (const what of ['buffer', 'layer']) {
+  for (const [topology, cases] of [
+    [onePerHost, 12],
+    [{ name: '2×2', ranks: 4, hosts: '2', shape: 'all' } as const, 6],
+  ] as const) {
+    test(
+      `${what}: ${cases} random cases on ${topology.name} with the network side in memory of the GPU`,
+      { skip: noGpu },
+      async (context) => {
+        context.diagnostic(`WEFTLINE_TEST_SEED=${seed}`);
+        const places = { ...env, ...environmentOf(topology), ...gpuWindow };
+        const options = { args: [what, String(cases), seed], env: places, timeoutMs };
+        const { exitCode, transcript } = await runRanks(topology.ranks, property, options);
+        assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+        assert.match(transcript, /the network side lies in GPU memory \(peermem\): a test pretends it/);
+      },
+    );
+  }
+}
+
 test('two buffers and a layer across hosts at once; nothing is left of them', { skip: noGpu }, async () => {
   const options = { args: ['5'], env: { ...env, ...environmentOf(onePerHost) }, timeoutMs };
   const { exitCode, transcript } = await runRanks(2, lives, options);
@@ -74,10 +101,15 @@ for (const [name, ranks] of [
   });
 }
 
-function fail(scenario: string, ranks = 2, onLine?: (pid: number, rank: number) => void): Promise<RunRanksResult> {
+function fail(
+  scenario: string,
+  ranks = 2,
+  onLine?: (pid: number, rank: number) => void,
+  more: Readonly<Record<string, string>> = {},
+): Promise<RunRanksResult> {
   return runRanks(ranks, failure, {
     args: [scenario],
-    env: { ...env, WEFTLINE_HOSTS: '2' },
+    env: { ...env, WEFTLINE_HOSTS: '2', ...more },
     graceMs: 20_000,
     onLine: ({ rank, text }) => {
       const [, pid] = /^running (\d+)/.exec(text) ?? [];
@@ -121,6 +153,28 @@ test('kill -9 of a rank of another host ends the waits of kernels and names it',
   assert.equal(code, 'WL_PEER_LOST', transcript);
   assert.match(message, /[Rr]ank 1\b/, transcript);
 });
+
+for (const [scenario, code] of [
+  ['lost before combine', 'WL_PEER_LOST'],
+  ['closes its buffer', 'WL_PEER_LOST'],
+] as const) {
+  test(`with the network side in memory of the GPU, a rank that ${scenario} is named`, { skip: noGpu }, async () => {
+    const { ranks, transcript } = await fail(scenario, 2, undefined, gpuWindow);
+    const { code: heard, message } = resultOf(ranks[0]) as Failure;
+    assert.equal(heard, code, transcript);
+    assert.match(message, /[Rr]ank 1\b/, transcript);
+  });
+}
+
+test(
+  'what a rank says when it gives up comes where the network side is memory of the GPU',
+  { skip: noGpu },
+  async () => {
+    const { exitCode, ranks, transcript } = await fail('worst too small', 2, undefined, gpuWindow);
+    assert.equal(exitCode, 0, transcript);
+    for (const rank of ranks) assert.equal((resultOf(rank) as Failure).code, 'WL_CAPACITY', transcript);
+  },
+);
 
 test('kill -9 of a rank in the middle of calls: every other rank ends, on both hosts', { skip: noGpu }, async () => {
   const { ranks, transcript } = await fail('loop', 4, (pid, rank) => {

@@ -1,5 +1,5 @@
-// The network side of a collective object on a GPU: the pinned window that rows cross through, the requests that kernels push to, and
-// what kernels know of the other hosts.
+// The network side of a collective object on a GPU: where the window lies that rows cross through, the requests that kernels push to,
+// and what kernels know of the other hosts.
 import { EP_MAX_GROUP_RANKS, EP_MAX_WAYS } from '../../abi/ep.ts';
 import {
   epNetwork,
@@ -10,6 +10,7 @@ import {
 } from '../../abi/network.ts';
 import { trapReasons } from '../../abi/trap-record.ts';
 import { Block, type Layout } from '../../abi/layout.ts';
+import type { GpuReach } from '../../agent/rdma/gpu-reach.ts';
 import type { CudaCalls } from '../../group/cuda-calls.ts';
 import type { HostRoutes } from '../../group/network/host-routes.ts';
 import { outOfReach } from '../../group/network/peer-meeting.ts';
@@ -22,7 +23,8 @@ import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { ExpiredWait } from '../../device/cuda/trap-box.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { CudaRequests } from '../../device-api/service/cuda-requests.ts';
-import type { Tensor } from '../../device/tensor.ts';
+import { Tensor } from '../../device/tensor.ts';
+import type { Settings } from '../../settings/settings.ts';
 import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { PINNED_CHUNK_BYTES, type PinnedNetworkSize } from './network-size.ts';
@@ -47,11 +49,16 @@ interface CudaNetworkOptions extends CallWait {
   readonly isWide: boolean;
   /** Hear when a peer is out of reach. */
   readonly calls: CudaCalls;
+  /** Memory of the caller in place of the window, which is checked. */
+  readonly rdmaBuffer?: Tensor<'u8'> | undefined;
 }
 
 interface Memory {
-  readonly window: HostMemory;
-  /** What peers say in the window. */
+  /** The window where it lies in memory of the GPU. */
+  readonly gpuWindow: Tensor<'u8'> | undefined;
+  /** Where hosts say why they give up, at offsets of the window; the window itself where that lies in memory of the host. */
+  readonly host: HostMemory;
+  /** What peers say there. */
   readonly words: PeerWords;
   readonly requests: CudaRequests;
   /** EpNetwork. */
@@ -65,11 +72,19 @@ export class CudaHostNetwork {
   readonly #memory: Memory;
   readonly #proxy: ProxyNetwork;
 
+  /** @internal How RDMA reaches memory of this rank's GPU. Tests put another answer in its place. */
+  static findReach: (device: CudaDevice, settings: Settings) => Promise<GpuReach> = async (device, settings) => {
+    // Loaded here, so that what drives RDMA devices is loaded only by GPUs of several hosts.
+    const { gpuReach } = await import('../../agent/rdma/gpu-reach.ts');
+    return gpuReach(device, settings);
+  };
+
   /** Collective; fails alike on all ranks. */
   static async create(options: CudaNetworkOptions): Promise<CudaHostNetwork> {
     const { group, name } = options;
     const made: { memory?: Memory; proxy?: ProxyNetwork; network?: CudaHostNetwork } = {};
-    const allocate = async (): Promise<void> => void (made.memory = await makeMemory(options));
+    const reach = await agreeOnReach(options);
+    const allocate = async (): Promise<void> => void (made.memory = await makeMemory(options, reach));
     try {
       const memoryStep = { name: `network/${name}/memory`, facts: 0, work: allocate };
       const { failure } = await shareOutcome(group, memoryStep, options);
@@ -78,11 +93,11 @@ export class CudaHostNetwork {
       const { rings } = memory.requests;
       const proxy = await ProxyNetwork.create({
         ...options,
-        memory: { address: memory.window.hostAddress, bytes: memory.window.bytes },
+        ...registered(options, memory, reach),
         words: memory.words,
         queues: { memory: rings, queues: QUEUES, capacity: QUEUE_CAPACITY },
         onEnd: (error, peer) => {
-          const reason = endPeer(options, memory.window, { error, peer });
+          const reason = endPeer(options, memory.host, { error, peer });
           if (reason !== undefined) made.proxy?.giveUp(reason);
         },
       });
@@ -96,7 +111,7 @@ export class CudaHostNetwork {
     } catch (error) {
       made.proxy?.giveUp(error);
       await (made.network ?? made.proxy)?.close();
-      if (made.memory && made.network === undefined) release(made.memory);
+      if (made.memory && made.network === undefined) release(options, made.memory);
       throw error;
     }
   }
@@ -123,9 +138,25 @@ export class CudaHostNetwork {
     return regions[region].offset + slot * slotBytes;
   }
 
-  /** Bytes of this rank's window, for benchmarks. */
-  hostView(offset: number, bytes: number): Uint8Array {
-    return this.#memory.window.view('u8', offset, bytes);
+  /** What stands in this rank's window, for benchmarks. */
+  async readWindow(offset: number, bytes: number): Promise<Uint8Array> {
+    const { gpuWindow, host } = this.#memory;
+    if (gpuWindow === undefined) return host.view('u8', offset, bytes);
+    return new Tensor(
+      gpuWindow.storage,
+      'u8',
+      [bytes],
+      gpuWindow.address - gpuWindow.storage.address + offset,
+    ).toHost();
+  }
+
+  /** Fills a part of this rank's window with zeros, for benchmarks. */
+  async wipeWindow(offset: number, bytes: number): Promise<void> {
+    const { device } = this.#options;
+    const { gpuWindow, host } = this.#memory;
+    if (gpuWindow === undefined) return void host.view('u8', offset, bytes).fill(0);
+    device.setBytes({ address: gpuWindow.address + offset, bytes }, 0);
+    await device.stream.idle();
   }
 
   /** Address of EpNetwork, for kernels. */
@@ -145,7 +176,7 @@ export class CudaHostNetwork {
 
   /** What a peer said for which kernels left, if one of them left for that. */
   explain({ reason }: ExpiredWait): WeftlineError | undefined {
-    if (reason !== trapReasons.peerGaveUp || this.#memory.window.disposed) return undefined;
+    if (reason !== trapReasons.peerGaveUp || this.#memory.host.disposed) return undefined;
     for (const peer of this.routes.peers) {
       const told = this.#memory.words.told(peer);
       if (told !== undefined) return told;
@@ -157,7 +188,7 @@ export class CudaHostNetwork {
   async close(): Promise<void> {
     await this.#proxy.close();
     this.#options.device.context.threads.delete(this.#abandon);
-    release(this.#memory);
+    release(this.#options, this.#memory);
   }
 
   /** The device goes although the object was not closed. */
@@ -169,13 +200,14 @@ export class CudaHostNetwork {
   /** Tells the kernels who sends to whom. */
   async #describe(): Promise<void> {
     const { group, size, device, maxTokensPerRank, isWide } = this.#options;
-    const { window, seen, chunkRows, block: target } = this.#memory;
+    const { host: words, seen, chunkRows, block: target } = this.#memory;
     const { topology } = group;
     const { routes, channels } = this.#proxy;
     const bytes = new Uint8Array(epNetwork.size);
     const block = new Block(epNetwork, bytes.buffer, 0);
     const numbers: Partial<Record<Names<typeof epNetwork>, number>> = {
-      window: window.deviceAddress,
+      window: windowAddress(this.#memory),
+      words: words.deviceAddress,
       seen: seen.address,
       chunkRows: chunkRows.address,
       cellsOffset: size.regions.cells.offset,
@@ -225,15 +257,16 @@ export class CudaHostNetwork {
 
   /** Handles of the requests to each peer, by channel. */
   async #openRequests(): Promise<ReadonlyMap<number, readonly number[]>> {
-    const { requests, window } = this.#memory;
+    const { requests } = this.#memory;
+    const { bytes } = this.#options.size;
     const { routes, channels } = this.#proxy;
     const handles = new Map<number, readonly number[]>();
     for (const peer of routes.peers) {
       const ofPeer: number[] = [];
       for (let channel = 0; channel < channels; channel++) {
         const number = this.#proxy.requestTo(peer, channel);
-        const local = { address: window.deviceAddress, bytes: window.bytes };
-        const remotes = [{ direct: 0, bytes: window.bytes }];
+        const local = { address: windowAddress(this.#memory), bytes };
+        const remotes = [{ direct: 0, bytes }];
         ofPeer.push(await requests.add({ number, peer, inlines: false, local, remotes }));
       }
       handles.set(peer, ofPeer);
@@ -263,19 +296,52 @@ function setAll(
   for (const [channel, handle] of handles.entries()) block.set(field, handle, at * MAX_NETWORK_CHANNELS + channel);
 }
 
-async function makeMemory({ device, group, size, calls }: CudaNetworkOptions): Promise<Memory> {
+/**
+ * Collective. How this rank's RDMA device reaches memory of its GPU, if RDMA carries between all ranks: else nobody's window
+ * lies there, because what carries in its place would have to stage it.
+ */
+async function agreeOnReach({ group, device, name, ...wait }: CudaNetworkOptions): Promise<GpuReach> {
+  const work = (): Promise<GpuReach> => CudaHostNetwork.findReach(device, group.settings);
+  const { values, failure } = await shareOutcome(group, { name: `network/${name}/reach`, facts: 0, work }, wait);
+  if (failure !== undefined) throw failure;
+  const own = values[group.rank]!;
+  const { linkLayer } = own;
+  const odd = values.findIndex((other) => other!.linkLayer !== linkLayer);
+  if (own.memory.way === 'pinned' || odd < 0) return own;
+  const { memory, linkLayer: there } = values[odd]!;
+  const why = there === undefined ? memory.reason : `its RDMA port is of ${there}, this rank's of ${linkLayer}`;
+  return {
+    ...own,
+    memory: { way: 'pinned', reason: `RDMA does not lead to rank ${group.ranks[odd]}: ${why}`, flush: 'none' },
+  };
+}
+
+/** Fails with WL_UNSUPPORTED for memory of the caller that no RDMA device reaches. */
+async function makeMemory(options: CudaNetworkOptions, { memory: { way, reason } }: GpuReach): Promise<Memory> {
+  const { device, group, name, size, calls, rdmaBuffer } = options;
+  const isPinned = way === 'pinned';
+  if (isPinned && rdmaBuffer !== undefined) {
+    const gpu = device.context.ordinal;
+    throw new WeftlineError(
+      'WL_UNSUPPORTED',
+      `rdmaBuffer is memory of GPU ${gpu}, which no RDMA device reaches here: ${reason}. Leave it out: pinned memory of the host then takes its place`,
+      { details: { gpu, reason } },
+    );
+  }
+  log(
+    'device-api',
+    'info',
+    `${name}: the network side lies in ${isPinned ? 'pinned' : 'GPU'} memory (${way}): ${reason}`,
+  );
   const slots = group.topology.hosts.length - 1 + size.maxServed;
   const made: Disposable[] = [];
   const keep = <T extends Disposable>(part: T): T => (made.push(part), part);
   try {
-    const window = keep(device.allocateHost(size.bytes));
     const { cells, aborts } = size.regions;
-    const words = new PeerWords(group.ranks, {
-      buffer: window.buffer,
-      start: 0,
-      cells: cells.offset,
-      aborts: aborts.offset,
-    });
+    const host = keep(device.allocateHost(isPinned ? size.bytes : aborts.offset + aborts.bytes));
+    const places = { start: 0, cells: cells.offset, aborts: aborts.offset };
+    const words = new PeerWords(group.ranks, { buffer: host.buffer, ...places });
+    const gpuWindow = isPinned ? undefined : (rdmaBuffer ?? keep(device.empty('u8', [size.bytes])));
     const trap = calls.traps.address;
     const { timeoutMs } = group.settings;
     const requests = keep(
@@ -287,21 +353,46 @@ async function makeMemory({ device, group, size, calls }: CudaNetworkOptions): P
       chunkRows: keep(device.empty('u8', [slots * size.maxChunks * 4])),
     };
     for (const tensor of [tables.seen, tables.chunkRows]) device.setBytes(tensor, 0);
-    return { window, words, requests, ...tables };
+    if (gpuWindow !== undefined) {
+      device.setBytes({ address: gpuWindow.address, bytes: size.bytes }, 0);
+      // ORDER: peers add to its cells as soon as they know of it.
+      await device.stream.idle();
+    }
+    return { gpuWindow, host, words, requests, ...tables };
   } catch (error) {
     for (const part of made) part[Symbol.dispose]();
     throw error;
   }
 }
 
-function release({ window, requests, block, seen, chunkRows }: Memory): void {
-  for (const part of [requests, block, seen, chunkRows, window]) part[Symbol.dispose]();
+function release(
+  { rdmaBuffer }: CudaNetworkOptions,
+  { gpuWindow, host, requests, block, seen, chunkRows }: Memory,
+): void {
+  for (const part of [requests, block, seen, chunkRows, host]) part[Symbol.dispose]();
+  if (rdmaBuffer === undefined) gpuWindow?.close();
+}
+
+/** As kernels reach it. */
+function windowAddress({ gpuWindow, host }: Memory): number {
+  return gpuWindow?.address ?? host.deviceAddress;
+}
+
+/** What the thread registers, and with which backends. */
+function registered(
+  { device, size: { bytes } }: CudaNetworkOptions,
+  { gpuWindow, host }: Memory,
+  { backends }: GpuReach,
+): Pick<Parameters<typeof ProxyNetwork.create>[0], 'memory' | 'wordMemory' | 'backends'> {
+  const wordMemory = { address: host.hostAddress, bytes: host.bytes };
+  if (gpuWindow === undefined) return { memory: wordMemory };
+  return { memory: { address: gpuWindow.address, bytes, ordinal: device.context.ordinal }, wordMemory, backends };
 }
 
 /** Why kernels leave when a peer is out of reach; undefined if it closed its side, of which what it sent before counts. */
 function endPeer(
   { group, name, size, calls }: CudaNetworkOptions,
-  window: HostMemory,
+  words: HostMemory,
   { error, peer }: { readonly error: WeftlineError; readonly peer: number | undefined },
 ): WeftlineError | undefined {
   if (peer === undefined) {
@@ -311,7 +402,7 @@ function endPeer(
   if (error.code === 'WL_CLOSED') {
     const cell = size.regions.cells.offset + networkCellOffset(peer, networkCells.abort);
     // The high word; the peer itself adds to the low one.
-    if (!window.disposed) Atomics.store(window.view('i32'), cell / 4 + 1, 1);
+    if (!words.disposed) Atomics.store(words.view('i32'), cell / 4 + 1, 1);
     return undefined;
   }
   log('device-api', 'warn', `${name}: waits of kernels end: ${error.code}: ${error.message}`);

@@ -169,9 +169,9 @@ export function networkSize(shape: NetworkShape): NetworkSize {
  */
 type PinnedRegion = 'cells' | 'aborts' | 'recordOut' | 'recordIn' | 'out' | 'in';
 
-/** What the network side of a GPU rank takes, in bytes of host memory. */
+/** What the network side of a GPU rank takes, in bytes. */
 export interface PinnedNetworkSize {
-  /** Page-locked memory of the host, mapped into the GPU. */
+  /** Page-locked memory of the host, mapped into the GPU; where an RDMA device reaches memory of the GPU, as much of that. */
   readonly memory: 'pinned';
   readonly bytes: number;
   /** @internal */
@@ -255,12 +255,6 @@ export function requirePinnedBytes(bytes: number, numRdmaBytes: number): void {
   if (numRdmaBytes === 0 || bytes <= numRdmaBytes) return;
   const allowed = `0, or at least the ${bytes} (${formatBytes(bytes)}) of pinned memory that GPUs take with this configuration`;
   throw invalidArgument('numRdmaBytes', numRdmaBytes, allowed);
-}
-
-/** GPUs map pinned memory that the library makes. Fails with WL_INVALID_ARGUMENT if the caller passes some. */
-export function refuseRdmaBuffer(value: unknown): void {
-  if (value === undefined) return;
-  throw invalidArgument('rdmaBuffer', value, 'none on a GPU, whose network side is pinned memory of the library');
 }
 
 /** Fails with WL_INVALID_ARGUMENT for anything but memory of the device that holds so many bytes. */

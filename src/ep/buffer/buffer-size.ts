@@ -225,9 +225,9 @@ function pinnedBufferNetwork(
 /** Options of EpBuffer.create(). */
 export interface EpBufferOptions extends WaitOptions {
   /**
-   * Memory of this rank's CPU device for the network side, `bufferSize(…).network.bytes` at least: [bytes]. Peers write to it
+   * Memory of this rank's device for the network side, `bufferSize(…).network.bytes` at least: [bytes]. Peers write to it
    * until the buffer is closed; it stays the caller's, who closes it after that. Made by the buffer if it is absent, and not
-   * used on one host.
+   * used on one host. On a GPU that no RDMA device reaches create() fails with WL_UNSUPPORTED, and says why.
    */
   readonly rdmaBuffer?: Tensor<'u8'>;
 }

@@ -29,7 +29,6 @@ import {
   type EpScope,
   type RowsLike,
 } from './call-arguments.ts';
-import { refuseRdmaBuffer } from '../across-hosts/network-size.ts';
 import { createCpuEngine } from './cpu/cpu-engine.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
@@ -70,10 +69,9 @@ export class EpBuffer implements AsyncDisposable {
     const wait = startCall(options, group.settings.timeoutMs);
     const { rdmaBuffer } = options;
     if (device.kind === 'cpu') return new EpBuffer(await createCpuEngine(group, device, full, wait), rdmaBuffer);
-    refuseRdmaBuffer(rdmaBuffer);
     // Loaded here, so that CPU ranks never load what GPUs need.
     const { createCudaEngine } = await import('./cuda/cuda-engine.ts');
-    return new EpBuffer(await createCudaEngine(group, device, full, wait));
+    return new EpBuffer(await createCudaEngine(group, device, full, wait), rdmaBuffer);
   }
 
   private constructor(

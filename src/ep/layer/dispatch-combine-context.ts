@@ -10,7 +10,7 @@ import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../group/agree.ts';
 import { requireDevice, requireGroup } from '../../group/tensor-check.ts';
 import { checkMemoryBudget } from '../../windows/memory-budget.ts';
-import { checkRdmaBuffer, ranksOfHosts, refuseRdmaBuffer, requirePinnedBytes } from '../across-hosts/network-size.ts';
+import { checkRdmaBuffer, ranksOfHosts, requirePinnedBytes } from '../across-hosts/network-size.ts';
 import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import {
   grownRows,
@@ -30,9 +30,10 @@ interface ContextOptions extends WaitOptions {
   /** Rows of the output buffer as a multiple of maxTokensPerRank * maxTopk, a balanced load; 2 by default. It grows on demand. */
   readonly capacity?: number;
   /**
-   * Memory of this rank's CPU device for the network side, `outputSize(…).network.bytes` at least: [bytes]. Peers write to it
-   * until the context is closed; it stays the caller's, who closes it after that. Made by the context if it is absent, and
-   * not used on one host.
+   * Memory of this rank's device for the network side, `outputSize(…).network.bytes` at least, on a GPU what the error of a
+   * smaller one says: [bytes]. Peers write to it until the context is closed; it stays the caller's, who closes it after that.
+   * Made by the context if it is absent, and not used on one host. On a GPU that no RDMA device reaches the layer's creation
+   * fails with WL_UNSUPPORTED, and says why.
    */
   readonly rdmaBuffer?: Tensor<'u8'>;
 }
@@ -83,7 +84,7 @@ export class DispatchCombineContext extends TritonContext implements AsyncDispos
       if (typeof capacity !== 'number' || !(capacity > 0))
         throw invalidArgument('capacity', capacity, 'a number above 0');
       if (device.kind === 'cpu') checkRoom(epConfig, { capacity, group, device, rdmaBuffer });
-      else checkPinned(epConfig, group, rdmaBuffer);
+      else checkPinned(epConfig, { group, device, rdmaBuffer });
     };
     await agreeOn(group, { what: 'DispatchCombineContext', config, prepare }, wait);
     const memory = await createMemory(group, device, epConfig, { ...wait, rdmaBuffer });
@@ -209,9 +210,14 @@ function checkRoom(config: EPConfig, { capacity, group, device, rdmaBuffer }: Ro
 }
 
 /** Fails with WL_INVALID_ARGUMENT. */
-function checkPinned(config: EPConfig, group: RankGroup, rdmaBuffer: Tensor<'u8'> | undefined): void {
-  refuseRdmaBuffer(rdmaBuffer);
-  requirePinnedBytes(layerPinnedSize(config, group)?.bytes ?? 0, config.numRdmaBytes);
+function checkPinned(
+  config: EPConfig,
+  of: { readonly group: RankGroup; readonly device: CudaDevice; readonly rdmaBuffer: Tensor<'u8'> | undefined },
+): void {
+  const { group, device, rdmaBuffer } = of;
+  const bytes = layerPinnedSize(config, group)?.bytes ?? 0;
+  requirePinnedBytes(bytes, config.numRdmaBytes);
+  if (rdmaBuffer !== undefined && bytes > 0) checkRdmaBuffer(rdmaBuffer, { device, bytes });
 }
 
 async function createMemory(

@@ -170,9 +170,9 @@ export interface LayerOptions<D extends TokenDType = 'bf16'> extends WaitOptions
    */
   readonly numRdmaBytes?: number;
   /**
-   * Memory of this rank's CPU device for the network side, `outputSize(…).network.bytes` at least: [bytes]. Peers write to it
-   * until the layer is closed; it stays the caller's, who closes it after that. Made by the layer if it is absent, and not
-   * used on one host.
+   * Memory of this rank's device for the network side, `outputSize(…).network.bytes` at least, on a GPU what the error of a
+   * smaller one says: [bytes]. Peers write to it until the layer is closed; it stays the caller's, who closes it after that. Made by the layer if it is absent, and not
+   * used on one host. On a GPU that no RDMA device reaches create() fails with WL_UNSUPPORTED, and says why.
    */
   readonly rdmaBuffer?: Tensor<'u8'>;
   /** Multiprocessors for the kernels of a GPU, 20 by default; CPU ranks ignore it: they work on one thread. */

@@ -41,6 +41,11 @@ export class PeerWords {
     this.#texts = new Uint8Array(buffer, start + aborts, networkAbortsBytes(ranks.length));
   }
 
+  /** The offset at which they end. */
+  get end(): number {
+    return this.#aborts + this.#texts.length;
+  }
+
   /** Hot path. How often a peer has signalled a cell; wraps at 2^32. */
   count(peer: number, cell: number): number {
     return Atomics.load(this.#counts, networkCellOffset(peer, cell) / 4);

@@ -18,10 +18,14 @@ interface ProxyNetworkOptions extends CallWait {
   readonly group: RankGroup;
   /** The object's name, for agents and errors. */
   readonly name: string;
-  /** What peers write to and what puts come from, laid out alike on all ranks. Host memory that does not move. */
-  readonly memory: { readonly address: number; readonly bytes: number };
-  /** What peers say in it. */
+  /** What peers write to and what puts come from, laid out alike on all ranks: of the GPU `ordinal`, or of the host. It does not move. */
+  readonly memory: { readonly address: number; readonly bytes: number; readonly ordinal?: number | undefined };
+  /** Host memory in which hosts say why they give up, at the same offsets; `memory` if it is left out. */
+  readonly wordMemory?: { readonly address: number; readonly bytes: number };
+  /** What peers say there. */
   readonly words: PeerWords;
+  /** Backends that take the memory; all by default. */
+  readonly backends?: readonly BackendName[] | undefined;
   /** What the device's kernels push to. */
   readonly queues: QueueOptions;
   /**
@@ -40,6 +44,8 @@ interface HostPut {
 interface Told {
   readonly metadata: string;
   readonly region: number;
+  /** The region of `wordMemory`. */
+  readonly words: number;
 }
 
 /** Names of agents tell objects of one process apart. */
@@ -59,12 +65,15 @@ export class ProxyNetwork implements AsyncDisposable {
   readonly #ranks = new Map<string, number>();
   /** Numbers of the requests, by peer, then channel. */
   readonly #requests = new Map<number, readonly number[]>();
+  /** Numbers of the requests by which this rank says why it gives up, by peer. */
+  readonly #farewells = new Map<number, number>();
   readonly #carriers = new Map<number, BackendName>();
   /** What the host itself has to say. */
   readonly #words = new SharedArrayBuffer(queueBytes(HOST_QUEUE_CAPACITY));
   readonly #writer = new CommandWriter({ buffer: this.#words, byteOffset: 0, capacity: HOST_QUEUE_CAPACITY });
   readonly #command = emptyQueueCommand();
   #region = 0;
+  #wordRegion = 0;
   #hasGivenUp = false;
   #closing: Promise<void> | undefined;
 
@@ -89,7 +98,7 @@ export class ProxyNetwork implements AsyncDisposable {
   }
 
   private constructor(options: ProxyNetworkOptions) {
-    const { group, name } = options;
+    const { group, name, backends, memory } = options;
     this.#options = options;
     this.routes = hostRoutes(group.topology.hosts, group.rank);
     this.#service = new ProxyService({
@@ -97,6 +106,8 @@ export class ProxyNetwork implements AsyncDisposable {
       settings: group.settings,
       token: readToken(undefined),
       acrossHosts: true,
+      backends,
+      ordinals: memory.ordinal === undefined ? [] : [memory.ordinal],
       onFailure: (error) => options.onEnd(error, this.#peerOf(error)),
     });
   }
@@ -121,9 +132,13 @@ export class ProxyNetwork implements AsyncDisposable {
    * is no room now.
    */
   put(peer: number, channel: number, { from, to, bytes }: HostPut): boolean {
+    return this.#put(this.requestTo(peer, channel), { from, to, bytes });
+  }
+
+  #put(request: number, { from, to, bytes }: HostPut): boolean {
     const command = this.#command;
     command.kind = queueCommandKinds.put;
-    command.request = this.requestTo(peer, channel);
+    command.request = request;
     command.source = from;
     command.target = to;
     command.bytes = bytes;
@@ -142,8 +157,8 @@ export class ProxyNetwork implements AsyncDisposable {
     const { group, words } = this.#options;
     const { offset, bytes } = words.write(group.rank, error);
     const command = this.#command;
-    for (const peer of this.#requests.keys()) {
-      this.put(peer, 0, { from: offset, to: offset, bytes });
+    for (const request of this.#farewells.values()) {
+      this.#put(request, { from: offset, to: offset, bytes });
       command.kind = queueCommandKinds.signal;
       command.target = words.cellOf(group.rank, networkCells.abort);
       command.low = 1;
@@ -171,29 +186,33 @@ export class ProxyNetwork implements AsyncDisposable {
   }
 
   async #register(): Promise<Told> {
-    const { memory, queues } = this.#options;
+    const { memory, wordMemory, queues } = this.#options;
     const service = this.#service;
     this.#region = await service.call('register', memory);
+    this.#wordRegion = wordMemory === undefined ? this.#region : await service.call('register', wordMemory);
     await service.call('serve', queues);
     await service.call('serve', { memory: this.#words, queues: 1, capacity: HOST_QUEUE_CAPACITY });
     const metadata = Buffer.from(await service.call('metadata')).toString('base64');
-    return { metadata, region: this.#region };
+    return { metadata, region: this.#region, words: this.#wordRegion };
   }
 
-  async #connect(peer: number, { metadata, region }: Told, channels: number): Promise<void> {
+  async #connect(peer: number, { metadata, region, words }: Told, channels: number): Promise<void> {
     const service = this.#service;
-    const { bytes } = this.#options.memory;
+    const { memory, words: own } = this.#options;
     const name = await service.call('addRemote', { metadata: Buffer.from(metadata, 'base64'), heard: true });
     this.#ranks.set(name, peer);
-    const range = { offset: 0, bytes };
-    const numbers: number[] = [];
-    for (let lane = 0; lane < channels; lane++) {
+    const open = async (lane: number, [from, to]: readonly [number, number], bytes: number): Promise<number> => {
       const number = service.takeNumber();
-      numbers.push(number);
-      const request = { number, region: this.#region, ...range, peer: name, remotes: [{ region, ...range }] };
+      const range = { offset: 0, bytes };
+      const request = { number, region: from, ...range, peer: name, remotes: [{ region: to, ...range }] };
       this.#carriers.set(peer, await service.call('request', { ...request, isSoleWriter: false, lane }));
-    }
+      return number;
+    };
+    const numbers: number[] = [];
+    for (let lane = 0; lane < channels; lane++) numbers.push(await open(lane, [this.#region, region], memory.bytes));
     this.#requests.set(peer, numbers);
+    // ORDER: on the channel of the first lane, behind what was pushed there before.
+    this.#farewells.set(peer, await open(0, [this.#wordRegion, words], own.end));
   }
 
   /** The rank whose agent an error names. */

@@ -33,7 +33,8 @@ export async function runBufferCase(group: RankGroup, device: EpDevice, drawn: E
   const ranksOfHosts = group.topology.hosts.map(({ length }) => length);
   const { network } = bufferSize(config, group.size, ranksOfHosts);
   const numRdmaBytes = rdmaBytes(of, network, maxTokensPerRank);
-  using rdmaBuffer = of.rdma === 'own' ? device.empty('u8', [network?.bytes ?? 128]) : undefined;
+  const own = device.kind === 'cpu' ? network : bufferSize(config, group.size, ranksOfHosts, 'cuda').network;
+  using rdmaBuffer = of.rdma === 'own' ? device.empty('u8', [own?.bytes ?? 128]) : undefined;
   const options = rdmaBuffer && { rdmaBuffer };
   tryShapes(device, shapesOf(group, device, of));
   await using buffer = await EpBuffer.create(group, device, { ...config, numRdmaBytes }, options);

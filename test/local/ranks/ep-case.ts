@@ -82,10 +82,18 @@ export function epCase(ranks: number): fc.Arbitrary<EpCase> {
   return fc.oneof({ weight: 40, arbitrary: cases }, crowded);
 }
 
-/** What is drawn for a device that takes no memory of the caller for the network, and no places across hosts: a GPU. */
+/**
+ * What is drawn for a device that takes no places across hosts, and memory of the caller for the network only where its network
+ * side is not pinned: a GPU.
+ */
 export function caseFor(device: Device, { topology }: RankGroup, drawn: EpCase): EpCase {
   if (device.kind === 'cpu') return drawn;
-  return { ...drawn, rdma: 'all', scatter: drawn.scatter && topology.hosts.length === 1 };
+  const isPinned = process.env['WEFTLINE_TEST_GPU_WINDOW'] === undefined;
+  return {
+    ...drawn,
+    rdma: drawn.rdma === 'own' && !isPinned ? 'own' : 'all',
+    scatter: drawn.scatter && topology.hosts.length === 1,
+  };
 }
 
 /** What numRdmaBytes must be for a network side with room for two sums at a time; 0 for all. */

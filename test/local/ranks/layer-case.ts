@@ -18,6 +18,7 @@ import {
   referenceSkippedRows,
   type ReferenceInput,
 } from 'weftline/reference';
+import { layerPinnedSize } from '#lib/ep/layer/output-size.js';
 import type { RankGroup } from 'weftline/world';
 import type { EpDevice } from '../support/test-device.ts';
 import { flat, overlapOf, uploadChoices } from './ep-buffer-case.ts';
@@ -59,9 +60,10 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
     capacity: of.capacity,
   } as const;
   const { dtype: tokenDtype, enableLocalCombine: _local, capacity: _capacity, ...sizes } = options;
-  const network = networkOf(group, { ...sizes, tokenDtype });
+  const { network, pinned } = networksOf(group, { ...sizes, tokenDtype });
   const numRdmaBytes = rdmaBytes(of, network, maxTokensPerRank);
-  using rdmaBuffer = of.rdma === 'own' ? device.empty('u8', [network?.bytes ?? 128]) : undefined;
+  using rdmaBuffer =
+    of.rdma === 'own' ? device.empty('u8', [(device.kind === 'cpu' ? network : pinned)?.bytes ?? 128]) : undefined;
   const rdma = { numRdmaBytes, ...(rdmaBuffer && { rdmaBuffer }) };
   await using layer = await EPAll2AllLayer.create<TokenDType>(group, device, { ...options, ...rdma });
   const inputValues = patternsOf(of.dtype, mine.x.flat());
@@ -151,13 +153,15 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
   if (!of.inPlace) result.close();
 }
 
-function networkOf(
+/** The network sides of a CPU rank and of a GPU. */
+function networksOf(
   group: RankGroup,
   of: Omit<ConstructorParameters<typeof EPConfig>[0], 'rank' | 'worldSize' | 'localWorldSize'>,
-): NetworkSize | undefined {
+): { readonly network: NetworkSize | undefined; readonly pinned: ReturnType<typeof layerPinnedSize> } {
   const ranksOfHosts = group.topology.hosts.map(({ length }) => length);
   const place = { rank: group.rank, worldSize: group.size, localWorldSize: group.topology.scaleUpRanks.length };
-  return outputSize(new EPConfig({ ...of, ...place }), 1, ranksOfHosts).network;
+  const config = new EPConfig({ ...of, ...place });
+  return { network: outputSize(config, 1, ranksOfHosts).network, pinned: layerPinnedSize(config, group) };
 }
 
 async function dispatchAs(

@@ -5,23 +5,18 @@ import { z } from '#zod';
 import { WeftlineError } from '../../../core/errors.ts';
 import { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { protocolError } from '../../../meeting/frames.ts';
-import { localFiles } from '../../../native/file-probe.ts';
 import { completionOpcode, completionStatus } from '../../../native/verbs/c-structs.ts';
 import { CompletionChannel, CompletionQueue } from '../../../native/verbs/completion-queue.ts';
 import { AsyncEvents, ProtectionDomain, VerbsContext } from '../../../native/verbs/context.ts';
 import { requireWithin } from '../../../native/verbs/facts.ts';
-import {
-  chooseGpuMemory,
-  type GpuMemoryChoice,
-  gpuRdmaFacts,
-  peermemModule,
-} from '../../../native/verbs/gpu-memory.ts';
-import { MemoryRegion, type RegionAccess, whyNoDmabuf } from '../../../native/verbs/memory-region.ts';
+import type { GpuMemoryChoice } from '../../../native/verbs/gpu-memory.ts';
+import { MemoryRegion, type RegionAccess } from '../../../native/verbs/memory-region.ts';
 import { QueuePair, type VerbsPath } from '../../../native/verbs/queue-pair.ts';
 import type { SendRing } from '../../../native/verbs/request-ring.ts';
 import type { RdmaRail } from '../../../rails/rdma-choice.ts';
 import type { Settings } from '../../../settings/settings.ts';
 import type { AgentMemory, Backend, BackendContext } from '../../backend.ts';
+import { gpuMemoryBy } from '../../rdma/gpu-reach.ts';
 import { openRdmaBackend } from '../../rdma/rdma-backend.ts';
 import {
   choosePort,
@@ -341,14 +336,9 @@ class VerbsDevice implements RdmaDevice {
     if (!(device instanceof CudaDevice)) {
       return { way: 'pinned', reason: 'it is no memory of a CUDA device of this package', flush: 'none' };
     }
-    const { driver, device: gpu, ordinal } = device.context;
-    let choice = this.#gpuMemory.get(ordinal);
-    if (choice === undefined) {
-      const dmabufProblem = whyNoDmabuf(this.domain);
-      const facts = { gpu: gpuRdmaFacts(driver, gpu), dmabufProblem, peermem: peermemModule(localFiles()) };
-      choice = chooseGpuMemory(facts, this.#settings.rdmaGpuMemory);
-      this.#gpuMemory.set(ordinal, choice);
-    }
+    const { ordinal } = device.context;
+    const choice = this.#gpuMemory.get(ordinal) ?? gpuMemoryBy(this.domain, device, this.#settings);
+    this.#gpuMemory.set(ordinal, choice);
     return choice;
   }
 

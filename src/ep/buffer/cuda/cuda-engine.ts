@@ -10,7 +10,14 @@ import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import { TensorSet } from '../../../device/device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { CudaHostNetwork, requireNetworkLimits } from '../../across-hosts/cuda-host-network.ts';
-import { bufferSize, type EpBufferConfig, type EpRegion, type SizesByDevice } from '../buffer-size.ts';
+import { checkRdmaBuffer } from '../../across-hosts/network-size.ts';
+import {
+  bufferSize,
+  type EpBufferConfig,
+  type EpBufferOptions,
+  type EpRegion,
+  type SizesByDevice,
+} from '../buffer-size.ts';
 import type {
   CheckedCombine,
   CombineResult,
@@ -368,14 +375,18 @@ export async function createCudaEngine(
   group: RankGroup,
   device: CudaDevice,
   config: Required<EpBufferConfig>,
-  wait: CallWait,
+  { rdmaBuffer, ...wait }: EpBufferOptions & CallWait,
 ): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
   const { hosts } = group.topology;
   const prepare = (): SizesByDevice['cuda'] => {
     requireCudaLimits('EpBuffer', group, config.numExperts);
     requireNetworkLimits('EpBuffer', { hosts });
     const ranksOfHosts = hosts.map(({ length }) => length);
-    return bufferSize(config, group.size, ranksOfHosts, 'cuda');
+    const size = bufferSize(config, group.size, ranksOfHosts, 'cuda');
+    const { network } = size;
+    if (rdmaBuffer !== undefined && network !== undefined)
+      checkRdmaBuffer(rdmaBuffer, { device, bytes: network.bytes });
+    return size;
   };
   const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare };
   const size = await agreeOn(group, agreement, wait);
@@ -406,7 +417,7 @@ export async function createCudaEngine(
     if (networkSize !== undefined) {
       const of = { group, device, name: 'ep', calls, maxTokensPerRank: config.maxTokensPerRank };
       const isWide = config.combinePrecision === 'f32';
-      hooks.network = await CudaHostNetwork.create({ ...wait, ...of, size: networkSize, isWide });
+      hooks.network = await CudaHostNetwork.create({ ...wait, ...of, size: networkSize, isWide, rdmaBuffer });
     }
     return { scope, engine: new CudaEpEngine(scope, { ...parts, window, calls, hooks }) };
   } catch (error) {

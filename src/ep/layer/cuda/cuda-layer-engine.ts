@@ -575,7 +575,8 @@ export async function createCudaLayerEngine(
   try {
     const size = layerPinnedSize(config, group);
     const { maxTokensPerRank } = config;
-    const of = { group, device, name: 'a2a', calls, maxTokensPerRank, isWide: isWideSum(config) };
+    const { rdmaBuffer } = memory;
+    const of = { group, device, name: 'a2a', calls, maxTokensPerRank, isWide: isWideSum(config), rdmaBuffer };
     if (size !== undefined) hooks.network = await CudaHostNetwork.create({ ...options, ...of, size });
     return new CudaLayerEngine(context, { ...parts, calls, hooks });
   } catch (error) {

@@ -27,6 +27,8 @@ export class CudaLayerMemory extends LayerMemory<Output> {
   readonly device: CudaDevice;
   /** EP_SYNC_BYTES for barriers, then the words of sections, then the exchange records. */
   readonly control: CudaWindow;
+  /** Memory of the caller for the network side. */
+  readonly rdmaBuffer: Tensor<'u8'> | undefined;
   readonly #group: RankGroup;
   readonly #config: EPConfig;
 
@@ -35,7 +37,7 @@ export class CudaLayerMemory extends LayerMemory<Output> {
     group: RankGroup,
     device: CudaDevice,
     config: EPConfig,
-    wait: CallWait,
+    { rdmaBuffer, ...wait }: CallWait & { readonly rdmaBuffer?: Tensor<'u8'> | undefined },
   ): Promise<CudaLayerMemory> {
     requireCudaLimits('EPAll2AllLayer', group, config.numExperts);
     requireNetworkLimits('EPAll2AllLayer', group.topology);
@@ -44,11 +46,15 @@ export class CudaLayerMemory extends LayerMemory<Output> {
       LAYER_SECTION_BYTES +
       exchangeRegionBytes({ ranks: group.size, experts: config.numExperts, hosts: countedHosts(group) });
     const control = await CudaWindow.create({ ...wait, group, device, name: 'a2a-control', bytes });
-    return new CudaLayerMemory(control, { group, device, config });
+    return new CudaLayerMemory(control, { group, device, config, rdmaBuffer });
   }
 
-  private constructor(control: CudaWindow, of: { group: RankGroup; device: CudaDevice; config: EPConfig }) {
+  private constructor(
+    control: CudaWindow,
+    of: { group: RankGroup; device: CudaDevice; config: EPConfig; rdmaBuffer: Tensor<'u8'> | undefined },
+  ) {
     super();
+    this.rdmaBuffer = of.rdmaBuffer;
     this.control = control;
     this.device = of.device;
     this.#group = of.group;

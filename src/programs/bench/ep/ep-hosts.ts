@@ -453,12 +453,13 @@ function cpuRoad(
       };
       return network.until(waiting, startCall({}, group.settings.timeoutMs));
     },
-    source: ({ bytes }) => device.hostView('u8', source.address, bytes),
-    arrival: (slot, bytes) => device.hostView('u8', regionAt + slot * slotBytes, bytes),
+    source: async ({ bytes }) => device.hostView('u8', source.address, bytes),
+    arrival: async (slot, bytes) => device.hostView('u8', regionAt + slot * slotBytes, bytes),
+    wipe: async (slot, bytes) => void device.hostView('u8', regionAt + slot * slotBytes, bytes).fill(0),
   };
 }
 
-/** Between the slots of the pinned windows that the same rows go through in a call. */
+/** Between the slots of the windows that the same rows go through in a call. */
 function pinnedRoad(
   network: CudaHostNetwork,
   direction: 'there' | 'back',
@@ -478,8 +479,9 @@ function pinnedRoad(
       proxy.wake();
       await pollUntil(() => proxy.isDelivered, { timeoutMs, what: 'What the carrier sent in its turn' });
     },
-    source: (put) => network.hostView(network.slotOffset(from, put.at), put.bytes),
-    arrival: (slot, bytes) => network.hostView(network.slotOffset(to, slot), bytes),
+    source: (put) => network.readWindow(network.slotOffset(from, put.at), put.bytes),
+    arrival: (slot, bytes) => network.readWindow(network.slotOffset(to, slot), bytes),
+    wipe: (slot, bytes) => network.wipeWindow(network.slotOffset(to, slot), bytes),
   };
 }
 
@@ -513,9 +515,11 @@ interface CarrierRoad {
   /** Resolves when all that was put is at the peers. */
   readonly delivered: () => Promise<void>;
   /** Bytes that a put brings. */
-  readonly source: (put: CarrierPut) => Uint8Array;
-  /** The place at this rank where they come to lie. */
-  readonly arrival: (slot: number, bytes: number) => Uint8Array;
+  readonly source: (put: CarrierPut) => Promise<Uint8Array>;
+  /** What lies at the place of this rank where they come to lie. */
+  readonly arrival: (slot: number, bytes: number) => Promise<Uint8Array>;
+  /** Fills that place with zeros. */
+  readonly wipe: (slot: number, bytes: number) => Promise<void>;
 }
 
 interface CarrierRows {
@@ -571,15 +575,16 @@ function carrier(road: CarrierRoad, puts: readonly CarrierPut[], arrivals: reado
     await road.delivered();
   };
   const check = async (group: BenchGroup): Promise<void> => {
-    for (const { at, bytes } of arrivals) road.arrival(at, bytes).fill(0);
+    for (const { at, bytes } of arrivals) await road.wipe(at, bytes);
     await group.barrier('carrier-wiped');
     await run();
     await group.barrier('carrier-sent');
-    const sums = puts.map((put) => ({ peer: put.peer, sum: checksum(road.source(put)) }));
+    const sums: { readonly peer: number; readonly sum: number }[] = [];
+    for (const put of puts) sums.push({ peer: put.peer, sum: checksum(await road.source(put)) });
     const sent = await group.allGather('carrier-sums', sums);
     for (const { peer, at, bytes } of arrivals) {
       const expected = sent[peer]!.find((put) => put.peer === group.rank)?.sum;
-      if (checksum(road.arrival(at, bytes)) === expected) continue;
+      if (checksum(await road.arrival(at, bytes)) === expected) continue;
       throw new WeftlineError(
         'WL_CHECK',
         `The carrier left other bytes at rank ${group.rank} than rank ${peer} sent, of ${bytes}`,

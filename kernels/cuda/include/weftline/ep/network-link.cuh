@@ -1,4 +1,4 @@
-// What a kernel does with the network: it writes rows into this rank's window in host memory, has the host's thread put them
+// What a kernel does with the network: it writes rows into this rank's window, in memory of the host or of the GPU, has the host's thread put them
 // to peers by commands, and waits for the cells in which signals of peers are counted.
 //
 // Cells count up for ever; `seen` keeps what earlier calls took of each. Nothing lies in the way of what arrives: a rank sends
@@ -19,6 +19,12 @@ __device__ __forceinline__ u8* networkAt(const EpNetwork& network, u64 offset) {
 // A cell that `peer`, by rank of the group, adds to.
 __device__ __forceinline__ const u64* networkCell(const EpNetwork& network, u32 peer, u32 cell) {
   return reinterpret_cast<const u64*>(networkAt(network, network.cellsOffset + static_cast<u64>(peer) * networkLineBytes)) + cell;
+}
+
+// The cell by which `peer` says that it gave up, where hosts read and write it too.
+__device__ __forceinline__ const u64* abortCell(const EpNetwork& network, u32 peer) {
+  const u64 line = network.cellsOffset + static_cast<u64>(peer) * networkLineBytes;
+  return reinterpret_cast<const u64*>(static_cast<const u8*>(network.words) + line) + networkCellAbort;
 }
 
 // What earlier calls took of a cell. Only the block that ends a kernel last changes it.
@@ -57,7 +63,7 @@ __device__ __forceinline__ u64 recordInOffset(const EpNetwork& network, u32 call
 
 // A put from `source` in this rank's window to `target` in the peer's, and one signal behind it. By one thread. False, with a
 // record, when the queue stays full until the deadline: leave the kernel.
-// ORDER: what this thread has seen or written is in host memory before the command is.
+// ORDER: what this thread has seen or written is visible to the host and to network cards before the command is.
 __device__ __forceinline__ bool putAcross(const EpNetwork& network, Request handle, u32 channel, u64 target, u64 source,
                                           u64 bytes, u32 cell, const WaitScope& scope, WaitFor whom) {
   const Opened request(handle);
@@ -93,10 +99,10 @@ __device__ __forceinline__ WaitFor waitForPeer(u32 peer, const NetworkWait& what
 // only the lower half does, by which they say that they gave up. Returns the peer, or noPeer.
 constexpr u32 noPeer = 0xffffffffu;
 __device__ __forceinline__ u32 peerThatGaveUp(const EpNetwork& network, u32 awaited) {
-  if (loadAcquireSystem(networkCell(network, awaited, networkCellAbort)) != 0) return awaited;
+  if (loadAcquireSystem(abortCell(network, awaited)) != 0) return awaited;
   for (u32 index = 0; index < network.ways + network.served; ++index) {
     const u32 peer = index < network.ways ? network.wayForwarder[index] : network.servedRank[index - network.ways];
-    if (static_cast<u32>(loadAcquireSystem(networkCell(network, peer, networkCellAbort))) != 0) return peer;
+    if (static_cast<u32>(loadAcquireSystem(abortCell(network, peer))) != 0) return peer;
   }
   return noPeer;
 }
@@ -117,7 +123,7 @@ __device__ __forceinline__ bool waitForCell(const EpNetwork& network, u32 peer, 
       if (gone != noPeer) {
         // What it sent before it gave up came before that.
         if (epochReached(static_cast<u32>(loadAcquireSystem(word)), expected)) return true;
-        const u64 value = loadAcquireSystem(networkCell(network, gone, networkCellAbort));
+        const u64 value = loadAcquireSystem(abortCell(network, gone));
         recordTrap(scope, waitForPeer(gone, what), what.expected, value, trapReasonPeerGaveUp);
         return false;
       }
@@ -197,7 +203,7 @@ __device__ __forceinline__ bool rowIsReady(const EpNetwork& network, const Chunk
   const u32 complete = row / chunks.rowsOfChunk;
   const u32 channel = complete % chunks.channels;
   u32* ready = static_cast<u32*>(network.chunkRows) + to.counters * network.maxChunks;
-  // ORDER: the row is in host memory, then it counts.
+  // ORDER: the row is visible outside of the GPU, then it counts.
   fenceSystem();
   if (fetchAddAcquireReleaseGpu(&ready[complete], 1) + 1 != chunks.sizeOf(complete)) return true;
   u32* word = seenOf(network, to.peer, networkSeenPushed + channel);
