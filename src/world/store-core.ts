@@ -257,49 +257,37 @@ export class StoreCore {
   ): Promise<StoreReply> {
     const { members, lost = [], timeoutMs } = request;
     const name = `${members?.join() ?? 'all'} ${request.name}`;
-    let agreement = this.#agreements.get(name);
-    if (agreement === undefined) {
-      agreement = new SurvivorAgreement(this.#members(rank, members), this.members);
-      this.#agreements.set(name, agreement);
-    }
-    const { arrivals } = agreement;
-    const current = agreement;
-    current.exclude(lost);
-    for (const [other, wait] of arrivals) {
-      const refusal = current.refusal(other);
-      if (refusal !== undefined) wait.fail(refusal);
-    }
-    const refusal = current.refusal(rank);
-    if (refusal !== undefined) {
-      this.#decideIfComplete(current);
-      throw refusal;
-    }
+    const agreement =
+      this.#agreements.get(name) ?? new SurvivorAgreement<Wait>(this.#members(rank, members), this.members);
+    this.#agreements.set(name, agreement);
+    for (const wait of agreement.exclude(lost)) wait.fail(agreement.refusal(wait.rank));
+    this.#decideIfComplete(agreement);
+    const refusal = agreement.refusal(rank);
+    if (refusal !== undefined) throw refusal;
     return this.#wait({
       rank,
       waitingFor: SHRINK,
-      awaited: () => current.missing,
+      awaited: () => agreement.missing,
       needsAll: true,
       timeoutMs,
       signal,
       start: (wait) => {
-        arrivals.set(rank, wait);
-        this.#decideIfComplete(current);
+        agreement.arrive(rank, wait);
+        this.#decideIfComplete(agreement);
       },
-      drop: () => void arrivals.delete(rank),
+      drop: (wait) => agreement.withdraw(rank, wait),
       late: () => {
-        if (!current.isQuorate) return false;
-        this.#decide(current, timeoutMs);
-        return true;
+        if (agreement.isQuorate) this.#decide(agreement, timeoutMs);
       },
       missing: () => ({
-        ranks: current.missing,
+        ranks: agreement.missing,
         hint: 'those that came are fewer than half of the ranks that live, and cannot go on without the others',
       }),
     });
   }
 
   #decideIfComplete(agreement: SurvivorAgreement<Wait>): void {
-    if (agreement.arrivals.size > 0 && agreement.missing.length === 0) this.#decide(agreement, 0);
+    while (agreement.isComplete) this.#decide(agreement, 0);
   }
 
   #decide(agreement: SurvivorAgreement<Wait>, timeoutMs: number): void {
@@ -329,13 +317,14 @@ export class StoreCore {
         },
         fail: (error) => {
           end();
-          drop();
+          drop(wait);
           reject(error);
         },
       };
       const abort = () => wait.fail(signal?.reason);
       const timer = setTimeout(() => {
-        if (late?.() === true) return;
+        late?.();
+        if (!this.#waits.has(wait)) return;
         const found = missing();
         const { rank, waitingFor, needsAll } = request;
         if (needsAll) this.#vainWaits.set(rank, { waitingFor, missing: found.ranks });
@@ -418,8 +407,8 @@ interface WaitRequest extends Omit<Wait, 'fail' | 'finish' | 'since' | 'endsAt'>
   /** Called once registered: may finish it at once. */
   readonly start: (wait: Wait) => void;
   /** Called when it failed: takes back what `start` registered. */
-  readonly drop: () => void;
+  readonly drop: (wait: Wait) => void;
   readonly missing: () => Missing;
-  /** Called when its time is over; true if that has finished it. */
-  readonly late?: () => boolean;
+  /** Called when its time is over; may finish it even then. */
+  readonly late?: () => void;
 }

@@ -14,8 +14,8 @@ export interface Survivors {
 
 /** One for each group that was ever shrunk: who was left out of it once is left out for ever. `Wait`: what a rank waits with. */
 export class SurvivorAgreement<Wait> {
-  /** The ranks that have come since the last decision. */
-  readonly arrivals = new Map<number, Wait>();
+  /** Waits of the ranks that have come; those behind the first one of a rank are for the next decisions. */
+  readonly #arrivals = new Map<number, Wait[]>();
   readonly #members: readonly number[];
   readonly #present: Membership;
   /** Why each rank that was left out was. */
@@ -27,9 +27,13 @@ export class SurvivorAgreement<Wait> {
     this.#present = present;
   }
 
-  /** Leaves ranks out that were lost since the group was made, even if another process has joined in their place. */
-  exclude(ranks: readonly number[]): void {
+  /**
+   * Leaves ranks out that were lost since the group was made, even if another process has joined in their place. Returns the waits
+   * of those, which must fail with refusal().
+   */
+  exclude(ranks: readonly number[]): readonly Wait[] {
     for (const rank of ranks) if (!this.#left.has(rank)) this.#left.set(rank, 'its process was lost');
+    return ranks.flatMap((rank) => this.#arrivals.get(rank) ?? []);
   }
 
   /** WL_INACTIVE, with the reason, if the rank was left out. */
@@ -40,26 +44,42 @@ export class SurvivorAgreement<Wait> {
     return new WeftlineError('WL_INACTIVE', message, { details: { rank, why } });
   }
 
+  arrive(rank: number, wait: Wait): void {
+    this.#arrivals.set(rank, [...(this.#arrivals.get(rank) ?? []), wait]);
+  }
+
+  /** The wait has ended without a decision. */
+  withdraw(rank: number, wait: Wait): void {
+    const waits = this.#arrivals.get(rank)?.filter((other) => other !== wait) ?? [];
+    if (waits.length > 0) this.#arrivals.set(rank, waits);
+    else this.#arrivals.delete(rank);
+  }
+
   /** The ranks that live and have not come. */
   get missing(): readonly number[] {
-    return this.#living.filter((rank) => !this.arrivals.has(rank));
+    return this.#living.filter((rank) => !this.#arrivals.has(rank));
+  }
+
+  /** True if all ranks that live have come. */
+  get isComplete(): boolean {
+    return this.#arrivals.size > 0 && this.missing.length === 0;
   }
 
   /** True if so many have come that they may leave out the rest: half of those that live. One hasty rank alone cannot go on without all others. */
   get isQuorate(): boolean {
-    return 2 * this.arrivals.size >= this.#living.length;
+    return 2 * this.#arrivals.size >= this.#living.length;
   }
 
   /** The ranks that have come are the group from now on. Returns what to tell them, and their waits. */
   decide(number: number, timeoutMs: number): { readonly survivors: Survivors; readonly waits: readonly Wait[] } {
-    const ranks = this.#members.filter((rank) => this.arrivals.has(rank));
+    const ranks = this.#members.filter((rank) => this.#arrivals.has(rank));
     const late = `it did not come within the ${Math.round(timeoutMs)} ms of ${rankList(ranks)}`;
     const left = this.#members
-      .filter((rank) => !this.arrivals.has(rank))
+      .filter((rank) => !this.#arrivals.has(rank))
       .map((rank) => ({ rank, why: this.#left.get(rank) ?? this.#whyGone(rank) ?? late }));
     for (const { rank, why } of left) this.#left.set(rank, why);
-    const waits = [...this.arrivals.values()];
-    this.arrivals.clear();
+    const waits = ranks.map((rank) => this.#arrivals.get(rank)![0]!);
+    for (const [index, rank] of ranks.entries()) this.withdraw(rank, waits[index]!);
     return { survivors: { ranks, number, left }, waits };
   }
 

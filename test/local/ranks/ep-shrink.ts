@@ -119,8 +119,8 @@ async function check(object: Ep, of: number): Promise<readonly number[]> {
   const inputs = ranks.map((_, other) => inputOf(other, object.config.numExperts, of));
   const mine = inputs[rank]!;
   const tokens = mine.x.length;
-  const x = await device.tensor('bf16', [tokens, hidden], flat16(mine.x));
-  const topkIdx = await device.tensor('i32', [tokens, maxTopk], Int32Array.from(mine.topkIdx.flat()));
+  using x = await device.tensor('bf16', [tokens, hidden], flat16(mine.x));
+  using topkIdx = await device.tensor('i32', [tokens, maxTopk], Int32Array.from(mine.topkIdx.flat()));
   const passed = { inputs, x, topkIdx, seed: of };
   const dispatched = await (object instanceof EpBuffer
     ? dispatchBuffer(object, passed)
@@ -133,7 +133,7 @@ async function check(object: Ep, of: number): Promise<readonly number[]> {
     const row = [...got.subarray(token * hidden, (token + 1) * hidden)];
     assert.deepEqual(row, dispatched.wantedSum(token), `combined row ${token}`);
   }
-  for (const part of [x, topkIdx, sums, dispatched.handle]) part[Symbol.dispose]();
+  for (const part of [sums, dispatched.handle]) part[Symbol.dispose]();
   return received;
 }
 
@@ -354,6 +354,22 @@ const scenarios: Readonly<Record<string, (object: Ep) => Promise<Ep>>> = {
   },
 };
 
+/** Bytes of the GPU that are in use, after what kernels need has been loaded; other ranks may have the same GPU. */
+function usedBytes(): number {
+  if (device.kind === 'cpu') return 0;
+  const [free, total]: [[number], [number]] = [[0], [0]];
+  device.context.call('cuMemGetInfo', free, total);
+  return total[0] - free[0];
+}
+if (device.kind === 'cuda') {
+  const warm = await make();
+  await check(warm, seed);
+  await warm.barrier();
+  await warm.close();
+  await world.barrier('warm');
+}
+const usedBefore = usedBytes();
+
 // Across hosts it keeps the agent that objects share, with its links to all ranks: a late rank still reaches this process.
 const holder =
   scenario !== 'stopped' || group.topology.hosts.length === 1
@@ -381,9 +397,12 @@ await first.close();
 await holder?.close();
 // Parts of windows of GPUs that were kept for ranks that could still write there.
 await until(() => keptBytes() === 0, 'the end of the use of windows by ranks that are gone');
+const more = usedBytes() - usedBefore;
+// Pools of the driver keep some for what comes next.
+assert.ok(scenario === 'stopped' || more < 64 << 20, `${more} bytes of the GPU were not given back`);
 // Small tensors of the calls that failed go when they are collected; windows, tables and what is for the network must be gone.
 const kept = bytesInUse(device) ?? 0;
-assert.ok(kept < 16_384, `${kept} bytes of the device were not given back`);
+assert.ok(kept < 65_536, `${kept} bytes of the device were not given back`);
 await device.close();
 await world.close();
 console.log(JSON.stringify({ ranks: isLeftOut ? [] : groupOf(last).ranks, codes, ms }));

@@ -118,6 +118,17 @@ test('a rank that gives up is awaited again', async () => {
   for (const { ranks } of await Promise.all(all)) assert.deepEqual(ranks, [0, 1, 2, 3]);
 });
 
+test('several calls of a rank at a time are for one decision each, in their order', async () => {
+  const { stores } = world();
+  const [first, second] = [stores[0].shrink([], {}), stores[0].shrink([], { timeoutMs: 20 })];
+  const once = [1, 2, 3].map((rank) => stores[rank as 1].shrink([], {}));
+  for (const wait of [first, ...once]) assert.equal((await wait).number, 1);
+  // Fewer than half have come for the next one.
+  await assert.rejects(second, { code: 'WL_TIMEOUT', message: /ranks 1, 2, 3 did not come/ });
+  const again = stores.map((store) => store.shrink([], {}));
+  for (const wait of again) assert.deepEqual((await wait).ranks, [0, 1, 2, 3]);
+});
+
 test('no two ranks come out with different members, whoever dies, is late or gives up', async () => {
   const next = seededRandom(testSeed());
   for (let round = 0; round < 200; round += 1) {
