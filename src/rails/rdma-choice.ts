@@ -6,7 +6,7 @@ import { ProtectionDomain, VerbsContext, verbsDeviceNames } from '../native/verb
 import { whyNoDmabuf } from '../native/verbs/memory-region.ts';
 import type { DeviceAttributes, GidEntry, PortAttributes } from '../native/verbs/facts.ts';
 import { type Settings, settingsTable } from '../settings/settings.ts';
-import { nearestDevices, type PciDevice, pciDeviceOf, type PciDistance } from './nearest-device.ts';
+import { nearestDevices, type PciDevice, pciDeviceOf, pciDistance, type PciDistance } from './nearest-device.ts';
 import { type HostInterface, matchingNames, type NamePattern, readNameList } from './rail-list.ts';
 
 export type RdmaSettings = Pick<
@@ -95,6 +95,20 @@ export function chooseRdma({ devices, gpus, interfaces }: RdmaHost, settings: Rd
     ...(reason === undefined ? {} : { reason }),
     ...(control === undefined ? {} : { control }),
   };
+}
+
+/** The port for memory of a GPU: of the fastest ones the nearest, of those equally near one that fewer GPUs take. */
+export function railOfGpu(rails: readonly RdmaRail[], gpu: string, gpus: readonly PciDevice[]): RdmaRail | undefined {
+  const [best] = rails;
+  const fastest = rails.filter(({ gigabitsPerSecond }) => gigabitsPerSecond === best?.gigabitsPerSecond);
+  return nearestDevices(gpus, fastest).find((one) => one.gpu === gpu)?.nearest ?? best;
+}
+
+/** Why the device of a port should not reach memory of that GPU, as the end of a sentence; undefined if nobody knows a reason. */
+export function whyTooFar({ name, device }: RdmaRail, gpu: PciDevice | undefined): string | undefined {
+  if (device?.numaNode === undefined || gpu?.numaNode === undefined) return undefined;
+  if (pciDistance(gpu, device).relation !== 'other NUMA node') return undefined;
+  return `${name} is on NUMA node ${device.numaNode} and the GPU on ${gpu.numaNode}, which is slower than through memory of the host (WEFTLINE_RDMA_DEVICES names a nearer device)`;
 }
 
 function whyNot({ number, attributes }: RdmaPort, verdict: string | undefined, wantedPort: number): string | undefined {

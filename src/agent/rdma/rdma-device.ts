@@ -7,7 +7,8 @@ import type { HostAccess } from '../../device/tensor.ts';
 import type { AsyncEvents } from '../../native/verbs/context.ts';
 import type { GpuMemoryChoice } from '../../native/verbs/gpu-memory.ts';
 import { hostInterfaces } from '../../rails/rail-list.ts';
-import { chooseRdma, type RdmaChoice, rdmaHardware, type RdmaRail } from '../../rails/rdma-choice.ts';
+import { gpuDevices } from '../../rails/nearest-device.ts';
+import { chooseRdma, type RdmaChoice, rdmaHardware, type RdmaRail, railOfGpu } from '../../rails/rdma-choice.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { AgentMemory } from '../backend.ts';
 
@@ -170,11 +171,15 @@ interface RdmaPortChoice {
   readonly controlHost: string | undefined;
 }
 
-/** The first of the ports that may be used. Fails with WL_UNSUPPORTED if there is none, WL_CONFIG for wrong settings. */
-export function choosePort(settings: Settings): RdmaPortChoice {
-  const hardware = { devices: rdmaHardware(localFiles()), gpus: [], interfaces: hostInterfaces() };
-  const choice = chooseRdma(hardware, settings);
-  const [rail] = choice.rails;
+/**
+ * The first of the ports that may be used, or the one for memory of a GPU, which its PCI address names. Fails with WL_UNSUPPORTED
+ * if there is none, WL_CONFIG for wrong settings.
+ */
+export function choosePort(settings: Settings, gpu?: string): RdmaPortChoice {
+  const files = localFiles();
+  const choice = chooseRdma({ devices: rdmaHardware(files), gpus: [], interfaces: hostInterfaces() }, settings);
+  const { rails } = choice;
+  const rail = gpu === undefined ? rails[0] : railOfGpu(rails, gpu, gpuDevices(files));
   if (rail === undefined) throw noPort(choice);
   if (isLogged('agent', 'debug')) {
     log('agent', 'debug', `RDMA by ${rail.name} port ${rail.port} (${rail.gidReason}): ${choice.reason ?? ''}`);

@@ -382,11 +382,16 @@ function windowAddress({ gpuWindow, host }: Memory): number {
 function registered(
   { device, size: { bytes } }: CudaNetworkOptions,
   { gpuWindow, host }: Memory,
-  { backends }: GpuReach,
-): Pick<Parameters<typeof ProxyNetwork.create>[0], 'memory' | 'wordMemory' | 'backends'> {
+  { backends, rdmaDevices }: GpuReach,
+): Pick<Parameters<typeof ProxyNetwork.create>[0], 'memory' | 'wordMemory' | 'backends' | 'rdmaDevices'> {
   const wordMemory = { address: host.hostAddress, bytes: host.bytes };
   if (gpuWindow === undefined) return { memory: wordMemory };
-  return { memory: { address: gpuWindow.address, bytes, ordinal: device.context.ordinal }, wordMemory, backends };
+  return {
+    memory: { address: gpuWindow.address, bytes, ordinal: device.context.ordinal },
+    wordMemory,
+    backends,
+    rdmaDevices,
+  };
 }
 
 /** Why kernels leave when a peer is out of reach; undefined if it closed its side, of which what it sent before counts. */

@@ -26,6 +26,8 @@ interface ProxyNetworkOptions extends CallWait {
   readonly words: PeerWords;
   /** Backends that take the memory; all by default. */
   readonly backends?: readonly BackendName[] | undefined;
+  /** In place of the group's setting. */
+  readonly rdmaDevices?: string | undefined;
   /** What the device's kernels push to. */
   readonly queues: QueueOptions;
   /**
@@ -98,12 +100,12 @@ export class ProxyNetwork implements AsyncDisposable {
   }
 
   private constructor(options: ProxyNetworkOptions) {
-    const { group, name, backends, memory } = options;
+    const { group, name, backends, memory, rdmaDevices } = options;
     this.#options = options;
     this.routes = hostRoutes(group.topology.hosts, group.rank);
     this.#service = new ProxyService({
       name: `${name}-proxy-${created++}-rank-${group.worldRank}`,
-      settings: group.settings,
+      settings: rdmaDevices === undefined ? group.settings : { ...group.settings, rdmaDevices },
       token: readToken(undefined),
       acrossHosts: true,
       backends,

@@ -26,6 +26,8 @@ export interface GpuMemoryFacts {
   readonly dmabufProblem: string | undefined;
   /** The kernel module that translates addresses of GPUs for RDMA devices; undefined if there is none. */
   readonly peermem: string | undefined;
+  /** Why the two are too far apart, as the end of a sentence; undefined if they are not. */
+  readonly distanceProblem: string | undefined;
 }
 
 export interface GpuMemoryChoice {
@@ -41,13 +43,14 @@ export interface GpuMemoryChoice {
 
 /** The first way that is there; one that the setting names is taken as it is. */
 export function chooseGpuMemory(facts: GpuMemoryFacts, wanted: Settings['rdmaGpuMemory']): GpuMemoryChoice {
-  const { gpu, dmabufProblem, peermem } = facts;
+  const { gpu, dmabufProblem, peermem, distanceProblem } = facts;
   const flush = gpu.ordersWrites ? 'none' : 'read';
   if (wanted !== 'auto') {
     const reason = 'the setting rdmaGpuMemory names it';
     return { way: wanted, reason, flush: wanted === 'pinned' ? 'none' : flush };
   }
   if (!gpu.isReachable) return pinned('the CUDA driver lets no other device reach memory of this GPU');
+  if (distanceProblem !== undefined) return pinned(distanceProblem);
   const noDmabuf = gpu.exportsDmabuf
     ? dmabufProblem
     : 'the CUDA driver exports no memory of this GPU as a dmabuf, for which it needs the open kernel modules and Linux 5.12';
@@ -94,9 +97,17 @@ export function gpuRdmaFacts(driver: Pick<CudaDriver, 'cuDeviceGetAttribute'>, d
   };
 }
 
+/** Its PCI address: 0000:01:00.0. `device`: CUdevice. */
+export function gpuAddress(driver: Pick<CudaDriver, 'cuDeviceGetPCIBusId'>, device: number): string {
+  const id = new Uint8Array(32);
+  driver.cuDeviceGetPCIBusId(id, id.length, device);
+  const address = Buffer.from(id.subarray(0, id.indexOf(0))).toString('latin1');
+  return address.toLowerCase();
+}
+
 /** A GPU that the CUDA driver shows to this process. */
 export interface ReachedGpu {
-  /** PCI address: 0000:01:00.0. */
+  /** PCI address. */
   readonly gpu: string;
   readonly facts: GpuRdmaFacts;
 }
@@ -107,12 +118,7 @@ export function listGpuRdmaFacts(driver: CudaDriver): readonly ReachedGpu[] {
   if (driver.cuInit(0) !== 0 || driver.cuDeviceGetCount(count) !== 0) return [];
   return Array.from({ length: count[0] }, (_, ordinal) => {
     const device: Out = [0];
-    const id = new Uint8Array(32);
     driver.cuDeviceGet(device, ordinal);
-    driver.cuDeviceGetPCIBusId(id, id.length, device[0]);
-    const gpu = Buffer.from(id.subarray(0, id.indexOf(0)))
-      .toString('latin1')
-      .toLowerCase();
-    return { gpu, facts: gpuRdmaFacts(driver, device[0]) };
+    return { gpu: gpuAddress(driver, device[0]), facts: gpuRdmaFacts(driver, device[0]) };
   });
 }

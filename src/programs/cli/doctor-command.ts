@@ -149,8 +149,8 @@ function choiceLines({ choice, settings, gpuMemory = [] }: RdmaExamination): str
     ),
     ...(gpus.length === 0 ? ['No NVIDIA GPU on this machine.'] : []),
     ...gpuMemory.map(
-      ({ gpu, way, reason: why, flush }) =>
-        `Memory of GPU ${gpu}: ${way}, because ${why}${way === 'pinned' ? '' : `; ${flushWords[flush]}`}.`,
+      ({ gpu, device, way, reason: why, flush }) =>
+        `Memory of GPU ${gpu} by ${device}: ${way}, because ${why}${way === 'pinned' ? '' : `; ${flushWords[flush]}`}.`,
     ),
     `Queue pairs: ${settings.rdmaService}; traffic class ${settings.rdmaTrafficClass}; ${settings.rdmaRelaxedOrdering ? 'relaxed' : 'strict'} ordering on PCI.`,
     control === undefined

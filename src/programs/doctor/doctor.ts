@@ -26,8 +26,10 @@ import {
   chooseRdma,
   type RdmaChoice,
   type RdmaDevice,
+  railOfGpu,
   rdmaHardware,
   type RdmaSettings,
+  whyTooFar,
 } from '../../rails/rdma-choice.ts';
 import { cudaDriver } from '../../native/cuda-driver.ts';
 import {
@@ -570,8 +572,8 @@ export interface RdmaExamination {
   readonly problem?: string;
   readonly devices: readonly RdmaDevice[];
   readonly choice?: RdmaChoice;
-  /** How the chosen device reaches memory of each GPU that the CUDA driver shows. */
-  readonly gpuMemory?: readonly (GpuMemoryChoice & { readonly gpu: string })[];
+  /** How memory of each GPU that the CUDA driver shows is reached, and by which device. */
+  readonly gpuMemory?: readonly (GpuMemoryChoice & { readonly gpu: string; readonly device: string })[];
   readonly settings: RdmaSettings;
 }
 
@@ -594,19 +596,22 @@ export function examineRdma(machine: MachineProbe): RdmaExamination {
 
 function gpuMemoryOf(
   machine: MachineProbe,
-  { rails: [best] }: RdmaChoice,
+  { rails }: RdmaChoice,
   devices: readonly RdmaDevice[],
 ): Pick<RdmaExamination, 'gpuMemory'> {
-  const device = devices.find(({ name }) => name === best?.name);
-  if (device === undefined) return {};
-  const { dmabufProblem } = device;
   const peermem = peermemModule(machine);
+  const places = gpuDevices(machine);
   const { rdmaGpuMemory } = rdmaSettingsOf(machine);
-  return {
-    gpuMemory: machine
-      .reachedGpus()
-      .map(({ gpu, facts }) => ({ gpu, ...chooseGpuMemory({ gpu: facts, dmabufProblem, peermem }, rdmaGpuMemory) })),
-  };
+  const gpuMemory = machine.reachedGpus().flatMap(({ gpu, facts }) => {
+    const rail = railOfGpu(rails, gpu, places);
+    if (rail === undefined) return [];
+    const dmabufProblem = devices.find(({ name }) => name === rail.name)?.dmabufProblem;
+    const place = places.find(({ address }) => address === gpu);
+    const distanceProblem = whyTooFar(rail, place);
+    const choice = chooseGpuMemory({ gpu: facts, dmabufProblem, peermem, distanceProblem }, rdmaGpuMemory);
+    return [{ gpu, device: rail.name, ...choice }];
+  });
+  return rails.length === 0 ? {} : { gpuMemory };
 }
 
 function whyNone(machine: MachineProbe, devices: readonly RdmaDevice[]): string {

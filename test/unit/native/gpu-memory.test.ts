@@ -15,6 +15,7 @@ const hopper: GpuMemoryFacts = {
   gpu: { isReachable: true, exportsDmabuf: true, ordersWrites: true },
   dmabufProblem: undefined,
   peermem: undefined,
+  distanceProblem: undefined,
 };
 const noDmabuf = { ...hopper, dmabufProblem: 'the driver of mlx4_0, or the kernel, registers no dmabuf' };
 
@@ -39,6 +40,12 @@ test('a GPU whose memory nobody else reaches is left alone, whatever is loaded',
   const gpu = { ...hopper.gpu, isReachable: false };
   const { way, reason } = chooseGpuMemory({ ...hopper, gpu, peermem: 'nvidia-peermem' }, 'auto');
   assert.deepEqual([way, reason], ['pinned', 'the CUDA driver lets no other device reach memory of this GPU']);
+});
+
+test('a device that is too far away reaches no memory by itself, and does when it is told to', () => {
+  const far = { ...hopper, distanceProblem: 'mlx5_0 is on NUMA node 1 and the GPU on 0' };
+  assert.deepEqual(chooseGpuMemory(far, 'auto'), { way: 'pinned', reason: far.distanceProblem, flush: 'none' });
+  assert.equal(chooseGpuMemory(far, 'dmabuf').way, 'dmabuf');
 });
 
 test('a way that the setting names is taken without a look', () => {

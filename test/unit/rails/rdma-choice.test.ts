@@ -4,12 +4,14 @@ import test from 'node:test';
 import type { PciDevice } from '#lib/rails/nearest-device.js';
 import {
   chooseRdma,
+  railOfGpu,
   type RdmaChoice,
   type RdmaDevice,
   type RdmaGid,
   type RdmaHost,
   type RdmaPort,
   type RdmaSettings,
+  whyTooFar,
 } from '#lib/rails/rdma-choice.js';
 import { readSettings, WeftlineError } from 'weftline';
 
@@ -224,4 +226,32 @@ test('settings that name what the host does not have are refused with what it ha
     /expected a whole number, the index of a GID, got "v2"\. This host has no RDMA/,
   );
   fails(notebook, { rdmaControlInterface: 'eth7' }, /This host has enp61s0f1np1$/);
+});
+
+test('memory of a GPU goes by the nearest of the fastest ports, each GPU by another where they are equally near', () => {
+  const { rails } = chooseRdma({ devices: [fast, alike, slow], gpus: [], interfaces: [] }, defaults);
+  const gpus = [pci('0000:02:00.0', 'pci0000:00', '0000:00:01.0'), pci('0000:82:00.0', 'pci0000:80', '0000:80:01.0')];
+  assert.deepEqual(
+    gpus.map(({ address }) => railOfGpu(rails, address, gpus)?.name),
+    ['mlx5_10', 'mlx5_2'],
+  );
+  const [near] = gpus;
+  const besides = { ...alike, name: 'mlx5_11' };
+  const both = chooseRdma({ devices: [alike, besides], gpus: [], interfaces: [] }, defaults).rails;
+  const two = [near!, pci('0000:03:00.0', 'pci0000:00', '0000:00:01.0')];
+  assert.deepEqual(
+    two.map(({ address }) => railOfGpu(both, address, two)?.name),
+    ['mlx5_10', 'mlx5_11'],
+  );
+  assert.equal(railOfGpu(rails, '0000:ff:00.0', gpus)?.name, rails[0]?.name, 'one that nobody knows takes the first');
+  assert.equal(railOfGpu([], near!.address, gpus), undefined);
+});
+
+test('a GPU and a device on different NUMA nodes are too far apart; those of which nobody knows it are not', () => {
+  const [rail] = chooseRdma({ devices: [fast], gpus: [], interfaces: [] }, defaults).rails;
+  const far = pci('0000:02:00.0', 'pci0000:00', '0000:00:01.0');
+  assert.match(whyTooFar(rail!, far) ?? '', /^mlx5_2 is on NUMA node 1 and the GPU on 0, .*WEFTLINE_RDMA_DEVICES/);
+  assert.equal(whyTooFar(rail!, pci('0000:82:00.0', 'pci0000:80', '0000:80:01.0')), undefined);
+  assert.equal(whyTooFar(rail!, { ...far, numaNode: undefined }), undefined);
+  assert.equal(whyTooFar(rail!, undefined), undefined);
 });

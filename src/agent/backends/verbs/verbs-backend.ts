@@ -337,7 +337,7 @@ class VerbsDevice implements RdmaDevice {
       return { way: 'pinned', reason: 'it is no memory of a CUDA device of this package', flush: 'none' };
     }
     const { ordinal } = device.context;
-    const choice = this.#gpuMemory.get(ordinal) ?? gpuMemoryBy(this.domain, device, this.#settings);
+    const choice = this.#gpuMemory.get(ordinal) ?? gpuMemoryBy(this, device, this.#settings);
     this.#gpuMemory.set(ordinal, choice);
     return choice;
   }

@@ -373,15 +373,18 @@ test('the report of RDMA says for each GPU how the chosen device reaches its mem
   const plain = report();
   assert.match(
     plain,
-    /^Memory of GPU 0000:01:00\.0: dmabuf, because .* registers them; .* needs no flush, because this GPU shows it in order\.$/m,
+    /^Memory of GPU 0000:01:00\.0 by mlx5_0: dmabuf, because .* registers them; .* needs no flush, because this GPU shows it in order\.$/m,
   );
-  assert.match(plain, /^Memory of GPU 0000:02:00\.0: pinned, because .*; and nvidia-peermem is not loaded .*\.$/m);
+  assert.match(
+    plain,
+    /^Memory of GPU 0000:02:00\.0 by mlx5_0: pinned, because .*; and nvidia-peermem is not loaded .*\.$/m,
+  );
   assert.match(
     report({ ...completeFiles, '/sys/module/nvidia_peermem/version': '580.95.05' }),
-    /^Memory of GPU 0000:02:00\.0: peermem, because .*; nvidia-peermem is loaded; what arrives is flushed by a read/m,
+    /^Memory of GPU 0000:02:00\.0 by mlx5_0: peermem, because .*; nvidia-peermem is loaded; what arrives is flushed by a read/m,
   );
   assert.match(
     report(completeFiles, { WEFTLINE_RDMA_GPU_MEMORY: 'pinned' }),
-    /^Memory of GPU 0000:01:00\.0: pinned, because the setting rdmaGpuMemory names it\.$/m,
+    /^Memory of GPU 0000:01:00\.0 by mlx5_0: pinned, because the setting rdmaGpuMemory names it\.$/m,
   );
 });
