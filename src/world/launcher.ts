@@ -207,6 +207,8 @@ class Job {
   /** Starts of each rank after the first one. */
   readonly #restarts = new Map<number, number>();
   #restarting: Promise<void> = Promise.resolve();
+  /** Ranks of this node that live and that the others go on without. */
+  readonly #leftOut = new Set<number>();
   /** Whether the job goes on is being found out, see #goOnWithout(). */
   #deciding: Promise<unknown> = Promise.resolve();
   #startAgain: (local: number) => Promise<void> = () => Promise.resolve();
@@ -320,6 +322,9 @@ class Job {
       maxValueBytes,
       elastic: (this.#options.maxRestarts ?? 0) > 0,
       settings: { maxStrangers, greetingMs, timeoutMs },
+      onLeftOut: (ranks) => {
+        for (const rank of ranks) this.#leaveOut(rank);
+      },
     });
     return { ...address, port: this.#storeHost.port };
   }
@@ -341,6 +346,7 @@ class Job {
     this.#nodes
       .then((link) => {
         this.#interruption.join(link);
+        this.#hearWhoIsLeftOut(link);
         return link.failure();
       })
       .then((failure) => {
@@ -431,6 +437,7 @@ class Job {
     this.#watchdog.remove(result.pid);
     this.#ended.push(result);
     this.#interruption.ended();
+    this.#endLeftOut();
     if (result.stopped) return;
     if (result.exitCode === 0) return this.#endHelpers();
     if (this.#restart(result)) return;
@@ -452,6 +459,44 @@ class Job {
     }
     this.#stopAll(this.#plan.settings.graceMs);
     this.#tellNodes();
+  }
+
+  /** The rank lives, and the others have made a group without it. */
+  #leaveOut(rank: number): void {
+    const { firstRank, localSize } = this.#plan;
+    const isHere = rank >= firstRank && rank < firstRank + localSize;
+    if (!isHere) return void this.#nodes?.then((link) => link.tellLeftOut(rank)).catch(() => {});
+    this.#leftOut.add(rank);
+    this.#endLeftOut();
+  }
+
+  #hearWhoIsLeftOut(link: NodeLink): void {
+    const { nodeRank = 0 } = this.#options;
+    const { firstRank, localSize } = this.#plan;
+    if (nodeRank === 0) return;
+    for (let rank = firstRank; rank < firstRank + localSize; rank += 1) {
+      link
+        .leftOut(rank)
+        .then(() => this.#leaveOut(rank))
+        .catch(() => {});
+    }
+  }
+
+  /** Ranks that were left out, and perhaps hang, do not keep the job: once they alone are left here, they have the time of a wait to end. */
+  #endLeftOut(): void {
+    const { timeoutMs, stopMs } = this.#plan.settings;
+    if (!this.#areLeftOut()) return;
+    const stop = (signal: NodeJS.Signals): void => {
+      if (this.#areLeftOut()) for (const rank of this.#ranks) rank.stop(signal);
+    };
+    this.#timers.push(setTimeout(() => stop('SIGTERM'), timeoutMs));
+    this.#timers.push(setTimeout(() => stop('SIGKILL'), timeoutMs + stopMs));
+  }
+
+  /** True if ranks of this node still run, and all of those were left out. */
+  #areLeftOut(): boolean {
+    const running = this.#ranks.filter((rank) => rank.running);
+    return running.length > 0 && running.every(({ rank }) => this.#leftOut.has(rank));
   }
 
   /** Ranks of all nodes that have not failed; `failed`: how many more of this node have. */
@@ -496,6 +541,7 @@ class Job {
     const error = this.#failures.notes().findLast((note) => note.rank === rank)?.error?.message;
     this.#restarts.set(rank, count);
     this.#failures.startsAgain(rank);
+    this.#leftOut.delete(rank);
     const reason = `rank ${rank} ended with ${describeEnd({ exitCode, signal })}${error === undefined ? '' : `: ${error}`}`;
     this.#notice(printableLines(`${reason}; it is started again (${count} of ${maxRestarts})`));
     this.#restarting = this.#restarting

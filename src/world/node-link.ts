@@ -29,6 +29,7 @@ export const signalSteps = ['pass', 'kill'] as const;
 export type SignalStep = (typeof signalSteps)[number];
 
 const FAILURE_KEY = 'failure';
+const leftOutKey = (rank: number): string => `left out ${rank}`;
 /** Longer waits are asked for again. */
 const LONG_MS = 2 ** 30;
 
@@ -115,6 +116,16 @@ export class NodeLink {
   /** Resolves with the signal once any node tells of this step. */
   async signalOf(step: SignalStep): Promise<NodeJS.Signals> {
     return knownSignal(decodeJson(await this.#valueOf(`signal ${step}`, LONG_MS)));
+  }
+
+  /** Tells the launcher of the rank that the others go on without it. */
+  async tellLeftOut(rank: number): Promise<void> {
+    await this.#store.set(leftOutKey(rank), new Uint8Array());
+  }
+
+  /** Resolves when the launcher of node 0, which serves the store, tells that of this rank. */
+  async leftOut(rank: number): Promise<void> {
+    await this.#valueOf(leftOutKey(rank), LONG_MS);
   }
 
   /** Counts ranks of this node that have failed; returns how many have on all nodes, those of lost nodes among them. */

@@ -13,6 +13,8 @@ export interface StoreCoreOptions {
   readonly maxValueBytes: number;
   /** Ranks that have left may join again. */
   readonly elastic?: boolean | undefined;
+  /** Hears of ranks that live and were left out of a group for not having come. */
+  readonly onLeftOut?: ((ranks: readonly number[]) => void) | undefined;
 }
 
 /** One request that waits for other ranks. */
@@ -292,7 +294,8 @@ export class StoreCore {
 
   #decide(agreement: SurvivorAgreement<Wait>, timeoutMs: number): void {
     this.#decisions += 1;
-    const { survivors, waits } = agreement.decide(this.#decisions, timeoutMs);
+    const { survivors, waits, late } = agreement.decide(this.#decisions, timeoutMs);
+    if (late.length > 0) this.#options.onLeftOut?.(late);
     const parts = [Buffer.from(JSON.stringify(survivors))];
     for (const wait of waits) wait.finish({ parts });
   }

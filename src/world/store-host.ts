@@ -10,7 +10,7 @@ export class StoreHost {
   readonly #work: PooledWork;
 
   /** Fails with WL_CONFIG if the address cannot be listened on. */
-  static start(options: StoreServerOptions): Promise<StoreHost> {
+  static start({ onLeftOut, ...options }: StoreServerOptions): Promise<StoreHost> {
     return new Promise((resolve, reject) => {
       const work = new PooledWork({
         entry: packageFile('./store-worker.js', import.meta.url),
@@ -18,6 +18,7 @@ export class StoreHost {
         data: options,
         onMessage: (message) => {
           const told = message as StoreWorkerMessage;
+          if (told.kind === 'left out') return onLeftOut?.(told.ranks);
           work.unref();
           if (told.kind === 'listening') resolve(new StoreHost(work, told.port));
           else reject(listenError(options, told));

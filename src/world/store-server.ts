@@ -24,6 +24,8 @@ export interface StoreServerOptions {
   /** Ranks that are gone may join again under their old numbers, while the others stay. */
   readonly elastic?: boolean;
   readonly settings: Pick<Settings, 'maxStrangers' | 'greetingMs' | 'timeoutMs'>;
+  /** Hears of ranks that live and were left out of a group for not having come. */
+  readonly onLeftOut?: (ranks: readonly number[]) => void;
 }
 
 export class StoreServer {
@@ -83,8 +85,8 @@ export class StoreServer {
 
   /** Once all its ranks have left, another one takes its place, if they may join again. */
   #newWorld(jobId: string): StoreGroup {
-    const { size, maxValueBytes, jobPrefix, elastic } = this.#options;
-    const world = new StoreGroup({ jobId, size, maxValueBytes, elastic });
+    const { size, maxValueBytes, jobPrefix, elastic, onLeftOut } = this.#options;
+    const world = new StoreGroup({ jobId, size, maxValueBytes, elastic, onLeftOut });
     if (jobPrefix !== undefined) {
       void world.over.then(() => (this.#groups.rank = this.#newWorld(uniqueJobId(jobPrefix)))).catch(() => {});
     }

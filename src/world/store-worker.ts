@@ -6,7 +6,8 @@ import { StoreServer, type StoreServerOptions } from './store-server.ts';
 /** What the worker tells the main thread. */
 export type StoreWorkerMessage =
   | { readonly kind: 'listening'; readonly port: number }
-  | { readonly kind: 'failed'; readonly code: string; readonly message: string };
+  | { readonly kind: 'failed'; readonly code: string; readonly message: string }
+  | { readonly kind: 'left out'; readonly ranks: readonly number[] };
 
 /** What the main thread tells the worker: stop once all ranks have left, or after `waitMs`. */
 export interface StoreWorkerStop {
@@ -17,7 +18,7 @@ export async function run(options: StoreServerOptions, port: MessagePort): Promi
   const tell = (message: StoreWorkerMessage): void => port.postMessage(message);
   bindDeclaredFunctions();
   try {
-    const server = await StoreServer.listen(options);
+    const server = await StoreServer.listen({ ...options, onLeftOut: (ranks) => tell({ kind: 'left out', ranks }) });
     // Once its server has stopped, the port would be all that keeps the thread.
     port.once('message', ({ waitMs }: StoreWorkerStop) => {
       port.unref();

@@ -12,6 +12,12 @@ export interface Survivors {
   readonly left: readonly { readonly rank: number; readonly why: string }[];
 }
 
+interface Decision<Wait> {
+  readonly survivors: Survivors;
+  readonly waits: readonly Wait[];
+  readonly late: readonly number[];
+}
+
 /** One for each group that was ever shrunk: who was left out of it once is left out for ever. `Wait`: what a rank waits with. */
 export class SurvivorAgreement<Wait> {
   /** Waits of the ranks that have come; those behind the first one of a rank are for the next decisions. */
@@ -70,17 +76,18 @@ export class SurvivorAgreement<Wait> {
     return 2 * this.#arrivals.size >= this.#living.length;
   }
 
-  /** The ranks that have come are the group from now on. Returns what to tell them, and their waits. */
-  decide(number: number, timeoutMs: number): { readonly survivors: Survivors; readonly waits: readonly Wait[] } {
+  /** The ranks that have come are the group from now on. Returns what to tell them, their waits, and who lives and is left out now. */
+  decide(number: number, timeoutMs: number): Decision<Wait> {
     const ranks = this.#members.filter((rank) => this.#arrivals.has(rank));
-    const late = `it did not come within the ${Math.round(timeoutMs)} ms of ${rankList(ranks)}`;
+    const late = this.missing;
+    const tooLate = `it did not come within the ${Math.round(timeoutMs)} ms of ${rankList(ranks)}`;
     const left = this.#members
       .filter((rank) => !this.#arrivals.has(rank))
-      .map((rank) => ({ rank, why: this.#left.get(rank) ?? this.#whyGone(rank) ?? late }));
+      .map((rank) => ({ rank, why: this.#left.get(rank) ?? this.#whyGone(rank) ?? tooLate }));
     for (const { rank, why } of left) this.#left.set(rank, why);
     const waits = ranks.map((rank) => this.#arrivals.get(rank)![0]!);
     for (const [index, rank] of ranks.entries()) this.withdraw(rank, waits[index]!);
-    return { survivors: { ranks, number, left }, waits };
+    return { survivors: { ranks, number, left }, waits, late };
   }
 
   get #living(): readonly number[] {

@@ -6,6 +6,7 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { freePort } from '../support/free-port.js';
 import { runRanks } from './support/run-ranks.ts';
+import { isWhole } from '../support/extent.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const script = new URL('./ranks/world-shrink.js', import.meta.url);
@@ -62,6 +63,14 @@ test('the ranks that are left end well, and so does the job', async () => {
   assert.ok(orders.includes(notices.join()), transcript);
 });
 
+test('ranks that were left out and hang do not keep the launcher', { timeout }, async () => {
+  const options = { args: ['1,2', 'stop'], settings: { timeoutMs: 2_000, stopMs: 100 } };
+  const { exitCode, ranks, transcript } = await runRanks(4, script, options);
+  assert.equal(exitCode, 0, transcript);
+  for (const rank of [0, 3]) assert.equal(ranks[rank]?.stdout.at(-1), 'left 0,3', transcript);
+  for (const rank of [1, 2]) assert.equal(ranks[rank]?.signal, 'SIGKILL', transcript);
+});
+
 test('a job with fewer ranks than it needs fails with the first failure', async () => {
   const { exitCode, notices, transcript } = await runRanks(4, script, { args: ['0,2'], minRanks: 3 });
   assert.equal(exitCode, 137, transcript);
@@ -88,6 +97,16 @@ test('a rank of another node dies: all launchers go on', { timeout }, async () =
     'weftline: rank 3 ended with signal SIGKILL; the job goes on with 3 ranks, at least 3\n',
   );
 });
+
+// It takes as long as the ranks may take to meet.
+for (const stopped of isWhole ? ['2,3'] : []) {
+  test('a node whose ranks were left out and hang does not keep the job', { timeout }, async () => {
+    const words = ['--timeout', '15000', '--stop', '100', fileURLToPath(script), stopped, 'stop'];
+    const [first, second] = await Promise.all((await startNodes(...words)).map(({ ended }) => ended));
+    assert.deepEqual([first?.code, second?.code], [0, 0], `${first?.stderr}${second?.stderr}`);
+    assert.match(first!.stdout, /^\[1\] left 0,1$/m);
+  });
+}
 
 for (const [minRanks, code, said] of [
   [2, 0, /^weftline: node 1 is lost; the job goes on with 2 ranks, at least 2\n$/],

@@ -1,9 +1,10 @@
-// Ranks that are named die (argv[2], "none" for whom somebody else kills); the others go on as a group. With "twice" (argv[3]) a
-// rank that is started again asks for a place in the group that the others make.
+// Ranks that are named die (argv[2], "none" for whom somebody else kills); the others go on as a group. With "stop" (argv[3]) those
+// that are named stop instead and stay so; with "twice" one that is started again asks for a place in the group of the others.
 import { WeftlineError } from 'weftline';
 import { join } from 'weftline/world';
 
-const victims = (process.argv[2] ?? '').split(',').map(Number);
+const [, , about = '', way = ''] = process.argv;
+const victims = about.split(',').map(Number);
 const world = await join();
 if (world.life > 0) {
   // It has joined the world again, and is of no group that was made before.
@@ -22,18 +23,18 @@ const isReady = (rank: number): string => `ready ${rank}`;
 if (victims.includes(world.rank)) {
   // Nobody still waits for the store, which may end with this rank.
   await world.store.wait(world.ranks.filter((rank) => !victims.includes(rank)).map(isReady));
-  process.kill(process.pid, 'SIGKILL');
+  process.kill(process.pid, way === 'stop' ? 'SIGSTOP' : 'SIGKILL');
 }
 await world.store.set(isReady(world.rank), new Uint8Array());
 const { peerLost } = world;
 // Nothing else keeps the process meanwhile.
 const keeper = setInterval(() => {}, 1000);
-if (!peerLost.aborted) await new Promise((resolve) => peerLost.addEventListener('abort', resolve));
+if (way !== 'stop' && !peerLost.aborted) await new Promise((resolve) => peerLost.addEventListener('abort', resolve));
 clearInterval(keeper);
 // Not in a wait that would fail for the rank that is lost.
-if (process.argv[3] === 'twice') await world.store.get('again', { from: [world.rank] });
+if (way === 'twice') await world.store.get('again', { from: [world.rank] });
 try {
-  const group = await world.shrink();
+  const group = await world.shrink(way === 'stop' ? { timeoutMs: 1_000 } : {});
   await group.barrier('end');
   console.log(`left ${group.ranks.join()}`);
 } catch (error) {

@@ -1,6 +1,6 @@
 // Runs a compiled script on several ranks of this machine and collects what each of them printed and how it ended.
 import { fileURLToPath } from 'node:url';
-import { launch, type OutputLine, type RankResult } from 'weftline/world';
+import { launch, type LaunchOptions, type OutputLine, type RankResult } from 'weftline/world';
 
 /** Where no wait is to end at its deadline: on a busy machine some ranks start, or get a processor, long after others. */
 const PATIENT_MS = '200000';
@@ -16,6 +16,8 @@ export interface RunRanksOptions {
   readonly maxRestarts?: number;
   /** The job goes on while so many ranks are left. */
   readonly minRanks?: number;
+  /** Settings of the launcher. */
+  readonly settings?: LaunchOptions['settings'];
   /** Sees each line as it comes, for tests that act on a running job. */
   readonly onLine?: (line: OutputLine) => void;
 }
@@ -54,7 +56,7 @@ export async function runRanks(ranks: number, script: URL, options: RunRanksOpti
         ...options.env,
         NODE_TEST_CONTEXT: undefined,
       },
-      settings: { graceMs: options.graceMs ?? 500 },
+      settings: { graceMs: options.graceMs ?? 500, ...options.settings },
       ...(options.maxRestarts !== undefined && { maxRestarts: options.maxRestarts }),
       ...(options.minRanks !== undefined && { minRanks: options.minRanks }),
       signal: timeout,

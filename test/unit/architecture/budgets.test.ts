@@ -17,7 +17,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/rails': [672, 27],
   'src/device': [4370, 117],
   'src/unpack': [2190, 29],
-  'src/world': [6590, 165],
+  'src/world': [6660, 165],
   'src/windows': [1616, 44],
   'src/transport': [15_386, 300],
   'src/agent': [19_323, 396],
