@@ -233,20 +233,53 @@ export function sumWeightedRows(
   bases: usize,
   scratch: usize,
 ): void {
-  let cell: usize = 0;
   for (let t = 0; t < tokens; t++, out += rowBytes) {
-    let count = 0;
-    for (let j = 0; j < k; j++, cell++) {
-      const place = load<i32>(rowTable + (cell << 2));
-      if (place < 0) continue;
-      const rank = rankTable == 0 ? 0 : load<i32>(rankTable + (cell << 2));
-      const row = <usize>load<u32>(bases + (<usize>rank << 2)) + <usize>place * rowBytes;
-      store<u32>(scratch + (<usize>count << 3), <u32>row);
-      store<f32>(scratch + (<usize>count << 3), load<f32>(weights + (cell << 2)), 4);
-      count++;
-    }
+    const count = listWeighted(<usize>t * <usize>k, k, rowBytes, rowTable, rankTable, weights, bases, scratch);
     weightedSum(out, scratch, count, rowBytes);
   }
+}
+
+/** The same sums as f32, twice the bytes. */
+export function sumWeightedRowsF32(
+  out: usize,
+  rowBytes: usize,
+  tokens: i32,
+  k: i32,
+  rowTable: usize,
+  rankTable: usize,
+  weights: usize,
+  bases: usize,
+  scratch: usize,
+): void {
+  for (let t = 0; t < tokens; t++, out += rowBytes << 1) {
+    const count = listWeighted(<usize>t * <usize>k, k, rowBytes, rowTable, rankTable, weights, bases, scratch);
+    weightedNumbers(out, scratch, count, rowBytes);
+  }
+}
+
+/** Puts the address and the weight of each row of the token whose first choice is at `cell` to `list`; returns their number. */
+@inline
+function listWeighted(
+  cell: usize,
+  k: i32,
+  rowBytes: usize,
+  rowTable: usize,
+  rankTable: usize,
+  weights: usize,
+  bases: usize,
+  list: usize,
+): i32 {
+  let count = 0;
+  for (const end = cell + <usize>k; cell < end; cell++) {
+    const place = load<i32>(rowTable + (cell << 2));
+    if (place < 0) continue;
+    const rank = rankTable == 0 ? 0 : load<i32>(rankTable + (cell << 2));
+    const row = <usize>load<u32>(bases + (<usize>rank << 2)) + <usize>place * rowBytes;
+    store<u32>(list + (<usize>count << 3), <u32>row);
+    store<f32>(list + (<usize>count << 3), load<f32>(weights + (cell << 2)), 4);
+    count++;
+  }
+  return count;
 }
 
 /** Rows are touched in blocks before they are summed; see sum.ts, of whose main loop this is the weighted one. */
@@ -311,5 +344,22 @@ export function weightedColumns(out: usize, list: usize, end: usize, start: usiz
       o = f32x4.add(o, f32x4.mul(oddLanes(w), weight));
     }
     v128.store(out + column, interleaveToBf16(e, o));
+  }
+}
+
+/** One row of sumWeightedRowsF32. */
+export function weightedNumbers(out: usize, list: usize, count: i32, bytes: usize): void {
+  const end = list + (<usize>count << 3);
+  for (let column: usize = 0; column < bytes; column += 16) {
+    let e = f32x4.splat(0), o = f32x4.splat(0);
+    for (let pair = list; pair < end; pair += 8) {
+      const w = v128.load(<usize>load<u32>(pair) + column);
+      const weight = v128.load32_splat(pair, 4);
+      const even = f32x4.mul(evenLanes(w), weight), odd = f32x4.mul(oddLanes(w), weight);
+      e = pair == list ? even : f32x4.add(e, even);
+      o = pair == list ? odd : f32x4.add(o, odd);
+    }
+    v128.store(out + (column << 1), v128.shuffle<i32>(e, o, 0, 4, 1, 5));
+    v128.store(out + (column << 1), v128.shuffle<i32>(e, o, 2, 6, 3, 7), 16);
   }
 }

@@ -64,6 +64,18 @@ export function sumAcrossHosts(first: readonly (readonly number[])[], rows: read
   return sumAddends([...first.map((bits) => ({ dtype, bits })), ...ofHosts], hidden, dtype);
 }
 
+/** Adds the sums of f32 numbers that hosts have of a token, of which those of other hosts cross the network, and rounds to bf16. */
+export function addHostSums(
+  sums: readonly { readonly isOwn: boolean; readonly values: readonly number[] }[],
+  { hidden, combinePrecision = 'bf16' }: Pick<SumOf, 'hidden' | 'combinePrecision'>,
+): number[] {
+  const addends = sums.map(({ isOwn, values }): Addend => {
+    const dtype = isOwn ? 'f32' : combinePrecision;
+    return { dtype, bits: values.map(codecs[dtype].write) };
+  });
+  return sumAddends(addends, hidden, 'bf16');
+}
+
 /**
  * The rows of each host, hosts in order.
  * @param rows In an order that stays within a host.

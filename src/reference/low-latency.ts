@@ -3,12 +3,14 @@
 // Combine, per token. 'choices': round(w0 * y0 + w1 * y1 + …) over its choices in order. 'rank-sums': of each rank that the
 // token was sent to, round(w0 * y0 + …) over its choices there; then these rows in rank order, round(row + row + …), a row
 // alone as it is. 'rank-major': the same sum of the ranks' rows. Products and sums are rounded to f32 one by one (no fused
-// operations), from left to right; round() is to bf16. A dropped row counts as absent, and no row at all as zeros.
+// operations), from left to right; round() is to bf16. A dropped row counts as absent, and no row at all as zeros. With
+// 'choices' across hosts, w0 * y0 + … of each host that the token was sent to, rounded on its way from another one unless
+// combinePrecision is 'f32'; then round(host + host + …), hosts in order.
 import { FP8_GROUP } from '../abi/element-formats.ts';
 import { f32Bits, f32FromBits, fromBf16, toBf16 } from '../core/dtype.ts';
 import type { LowLatencyScales } from '../ep/low-latency/low-latency-arguments.ts';
 import type { ReferenceInput } from './reference-input.ts';
-import { type RankedRow, type ReferenceHosts, sumAcrossHosts } from './host-sums.ts';
+import { addHostSums, type RankedRow, type ReferenceHosts, rowsByHost, sumAcrossHosts } from './host-sums.ts';
 
 // fp8 e4m3fn: 4 exponent bits with bias 7, 3 mantissa bits, no infinity, NaN is 0x7f and 0xff, largest number 448.
 
@@ -215,8 +217,17 @@ export function referenceLowLatencyCombine(
       ? []
       : [{ rank, weight: weights[k] ?? 0, bits: outputs[rank]?.[expert % perRank]?.[at] ?? [] }];
   });
-  if (mode === 'choices') return weightedSum(weighted, of.hidden);
   const chosen = choices.filter((expert) => expert >= 0).map((expert) => Math.floor(expert / perRank));
+  if (mode === 'choices') {
+    const chosenByHost = rowsByHost(
+      chosen.map((rank) => ({ rank })),
+      { rank: of.rank, hosts },
+    );
+    const sums = rowsByHost(weighted, { rank: of.rank, hosts }).flatMap((host, at) =>
+      chosenByHost[at]!.rows.length === 0 ? [] : [{ isOwn: host.isOwn, values: weightedNumbers(host.rows, of.hidden) }],
+    );
+    return addHostSums(sums, { hidden: of.hidden, combinePrecision });
+  }
   const ranks = [...new Set(chosen)].filter(isThere);
   const sums = ranks
     .toSorted((a, b) => a - b)
@@ -234,9 +245,12 @@ interface WeightedRow {
 }
 
 function weightedSum(rows: readonly WeightedRow[], hidden: number): number[] {
-  if (rows.length === 0) return Array.from({ length: hidden }, () => 0);
+  return weightedNumbers(rows, hidden).map(toBf16);
+}
+
+function weightedNumbers(rows: readonly WeightedRow[], hidden: number): number[] {
   return Array.from({ length: hidden }, (_, column) => {
     const [first = 0, ...others] = rows.map(({ weight, bits }) => Math.fround(weight * fromBf16(bits[column] ?? 0)));
-    return toBf16(others.reduce((sum, product) => Math.fround(sum + product), first));
+    return others.reduce((sum, product) => Math.fround(sum + product), first);
   });
 }

@@ -81,6 +81,7 @@ export interface CpuKernels {
   closePlaces: Kernel<'first next sources experts capacity counts dropped ranges tokens', number>;
   choiceRows: Kernel<'topk indexBytes tokens k expertsPerRank capacity nextRow rowTable rankTable'>;
   sumWeightedRows: Kernel<'out rowBytes tokens k rowTable rankTable weights bases scratch'>;
+  sumWeightedRowsF32: Kernel<'out rowBytes tokens k rowTable rankTable weights bases scratch'>;
   // kernels/wasm/mixed-sum.ts
   gatherSumF32: Kernel<'out rowBytes tokens columns rowTable rankTable bases onePerRank scratch format'>;
   /** `columnFormats`: i32 [columns], for each column `format` or that of f32. */

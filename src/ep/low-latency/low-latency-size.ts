@@ -50,7 +50,7 @@ export interface LowLatencyConfig {
    * What combine sends of the experts' rows in 'expert-major'. 'rank-sums' (default): each rank adds up its weighted rows of
    * a token, and one bf16 row per (token, rank) travels; the weights go with dispatch. 'choices': every row is read by the
    * token's rank, which weights, adds and rounds once; the weights are given to combine. That takes C rows per expert in the
-   * window.
+   * window. From another host one sum of weighted rows per token comes in its place, see combinePrecision.
    */
   readonly combineTravels?: 'rank-sums' | 'choices';
   /**
@@ -120,9 +120,20 @@ export type LowLatencyRegion =
 
 /**
  * Regions of a group on several hosts. For each way to another host: `sent` is what dispatches send there, `returned` what combines
- * bring back. For each source that the rank serves here: `landed` is what its dispatches send, `sums` what goes back to it.
+ * bring back. For each source that the rank serves here: `landed` is what its dispatches send, `sums` what goes back to it. With
+ * combineTravels 'choices' weights go there in combine (`sentWeights`, `landedWeights`), and ranks here tell in
+ * `servedFirstRows` what they tell ranks of this host in `firstRows`.
  */
-type LowLatencyNetworkRegion = 'networkCells' | 'aborts' | 'sent' | 'landed' | 'sums' | 'returned';
+type LowLatencyNetworkRegion =
+  | 'networkCells'
+  | 'aborts'
+  | 'sent'
+  | 'landed'
+  | 'sums'
+  | 'returned'
+  | 'sentWeights'
+  | 'landedWeights'
+  | 'servedFirstRows';
 
 /** A region of several slots, which calls use in turn. */
 interface LowLatencySlots extends WindowRegion {
@@ -171,7 +182,7 @@ export function lowLatencySize(
   // Rows by rank stay where they came until the second dispatch after their own begins here. With a third slot a rank that
   // is a call behind holds up nobody. Rows by expert are copied out, and their slot is free as soon as they came.
   const receiveSlots = isExpertMajor ? LOW_LATENCY_RESULTS : LOW_LATENCY_RESULTS + 1;
-  const isByChoice = isExpertMajor && full.combineTravels === 'choices';
+  const isByChoice = travelsByChoice(full);
   const combineRowCount = isByChoice ? experts * full.maxTokensPerExpert : numRanks * full.maxTokensPerRank;
   const slots: Record<LowLatencyRegion, RegionSlots> = {
     // First of all: kernels count from the start of a window.
@@ -201,6 +212,11 @@ export function lowLatencySize(
       entries.map(([name, of]) => [name, { ...regions[name], stride: strideOf(of) }]),
     ) as Record<LowLatencyRegion, LowLatencySlots>,
   };
+}
+
+/** Whether the token's rank weights the rows of its choices. */
+export function travelsByChoice({ layout, combineTravels }: Required<LowLatencyConfig>): boolean {
+  return layout === 'expert-major' && combineTravels === 'choices';
 }
 
 type RegionSlots = readonly [count: number, bytes: number];
@@ -239,6 +255,8 @@ function networkRegions(
   const message = lowLatencyMessage(config, config.maxTokensPerRank, MOST_BESIDE).bytes;
   const sums = lowLatencySumsBytes(config, config.maxTokensPerRank);
   const served = maxServed(hosts);
+  const isByChoice = travelsByChoice(config);
+  const weights = isByChoice ? config.maxTokensPerRank * config.maxTopk * 4 : 0;
   return {
     networkCells: [1, networkCellsBytes(ranks)],
     aborts: [1, networkAbortsBytes(ranks)],
@@ -246,6 +264,9 @@ function networkRegions(
     landed: [served * receiveSlots, message],
     sums: [served * LOW_LATENCY_RESULTS, sums],
     returned: [ways * LOW_LATENCY_RESULTS, sums],
+    sentWeights: [ways * LOW_LATENCY_RESULTS, weights],
+    landedWeights: [served * LOW_LATENCY_RESULTS, weights],
+    servedFirstRows: [served * LOW_LATENCY_RESULTS, isByChoice ? config.numExperts * 4 : 0],
   };
 }
 

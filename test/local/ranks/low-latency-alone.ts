@@ -44,4 +44,4 @@ async function run(variant: Partial<LowLatencyConfig>): Promise<void> {
 }
 
 await run({ layout: 'rank-major' });
-if (world.topology.hosts.length === 1) await run({ combineTravels: 'choices' });
+await run({ combineTravels: 'choices' });

@@ -42,7 +42,6 @@ export interface LowLatencyCase {
 
 const MAX_TOPK = 12;
 const modes = ['rank-major', 'rank-sums', 'choices'] as const;
-const modesAcrossHosts = ['rank-major', 'rank-sums'] as const;
 
 /** `most`: tokens of a rank. */
 export function lowLatencyCase(ranks: number, most: number, hosts = 1): fc.Arbitrary<LowLatencyCase> {
@@ -64,7 +63,7 @@ export function lowLatencyCase(ranks: number, most: number, hosts = 1): fc.Arbit
   return fc.record({
     hidden: fc.constantFrom(8, 24, 128, 136, 264, 640),
     expertsPerRank: fc.integer({ min: 1, max: 5 }),
-    mode: hosts === 1 ? fc.constantFrom(...modes) : fc.constantFrom(...modesAcrossHosts),
+    mode: fc.constantFrom(...modes),
     capacity: fc.constantFrom(0, 0, 1, 3),
     rounds: fc.array(round, { minLength: 0, maxLength: 3 }),
     hooked: fc.array(fc.tuple(round, round), { minLength: 1, maxLength: 2 }),

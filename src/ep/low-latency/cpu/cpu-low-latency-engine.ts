@@ -415,12 +415,15 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     const call = combineCall(number, handle.sequence);
     this.#orGiveUp(() => {
       this.#rows.stage(input);
+      if (input.topkWeights !== undefined) this.#across?.forwarding.sendWeights(handle.sequence, input.topkWeights);
       for (const index of this.#here.keys()) {
         this.#cells.write(index, 'combineCall', handle.sequence % LOW_LATENCY_RESULTS, call);
       }
     });
     this.#combines.use(handle.sequence, number);
     this.#cells.publish('combined', number);
+    const posting = input.topkWeights && this.#postAll(wait);
+    if (posting !== undefined) await posting;
     return { input, number, out };
   }
 

@@ -153,7 +153,6 @@ async function createTogether(
       config: comparableConfig(config, device.kind),
       prepare: () => {
         if (config.elastic) requireOneHost(group, 'An elastic EpLowLatency');
-        if (config.combineTravels === 'choices') requireOneHost(group, "EpLowLatency with combineTravels 'choices'");
         const sizes = lowLatencySize(given, group.size, 'cpu', ranksOfHosts(group));
         checkMemoryBudget(what, [{ name: 'windows', bytes: sizes.bytes, isShared: true }], { group, device });
         return { size: sizes, tables: makeTables(options) };

@@ -27,17 +27,16 @@ import {
   type LowLatencyRegion,
   type LowLatencyScope,
   lowLatencySumsBytes,
+  travelsByChoice,
 } from '../low-latency-size.ts';
+import { ChoiceSums, makeChoiceTables } from './choice-sums.ts';
 import { LowLatencyCells, type Progress } from '../members/low-latency-cells.ts';
 
 export type ForwardingTables = ReturnType<typeof makeForwardingTables>;
 
 /** Fails with WL_MEMORY. */
-export function makeForwardingTables(
-  group: RankGroup,
-  device: CpuDevice,
-  { maxTokensPerRank: most, numExperts, hidden, combinePrecision: precision }: Required<LowLatencyConfig>,
-) {
+export function makeForwardingTables(group: RankGroup, device: CpuDevice, config: Required<LowLatencyConfig>) {
+  const { maxTokensPerRank: most, numExperts, hidden, combinePrecision: precision } = config;
   const routes = hostRoutes(group.topology.hosts, group.rank);
   const { length: here } = group.topology.scaleUpRanks;
   const columns = here + routes.ways.length;
@@ -54,6 +53,7 @@ export function makeForwardingTables(
     sums: new RowSums(device, tensors, { routes, ownColumns: here, hidden, dtype: 'bf16', precision }),
     /** One for each result: the columns of this rank's sums, hosts in order, of its own host a column per rank. */
     sumTables: Array.from({ length: LOW_LATENCY_RESULTS }, () => tensors.empty('i32', [most, columns])),
+    choices: travelsByChoice(config) ? makeChoiceTables(tensors, group, config) : undefined,
     /** One for each source that is served and each result: the rows of its tokens at the ranks of this host. */
     places: routes.served.map(() =>
       Array.from({ length: LOW_LATENCY_RESULTS }, () => tensors.empty('i32', [most, here])),
@@ -87,9 +87,18 @@ interface Source {
   forwarded: number;
   released: number;
   summed: number;
-  /** The tokens of the last dispatch of each result, and how many combines of it have had their sums sent. */
+  /** The tokens of the last dispatch of each result, their choices, and how many combines of it have had their sums sent. */
   readonly counts: Int32Array;
+  readonly choices: { topk: number; k: number; indexBytes: number }[];
   readonly sent: Int32Array;
+}
+
+/** Addresses of the choices of this rank's tokens and of their weights. */
+interface OwnChoices {
+  readonly topk: number;
+  readonly indexBytes: number;
+  readonly k: number;
+  readonly weights: number;
 }
 
 interface HostForwardingParts {
@@ -113,6 +122,8 @@ interface Beside {
 export class HostForwarding {
   readonly messages: readonly HostMessage[];
   readonly network: HostNetwork;
+  /** The sums of combines by choice, where those are what travels. */
+  readonly choices: ChoiceSums | undefined;
   readonly #scope: LowLatencyScope<CpuDevice>;
   readonly #window: SymmetricWindow;
   readonly #failure: HostsFailure;
@@ -137,6 +148,7 @@ export class HostForwarding {
     this.network = network;
     this.#words = device.hostView('i32', window.storage.address, window.storage.bytes / 4);
     tables.ranks.view().set(group.topology.scaleUpRanks);
+    this.choices = tables.choices && new ChoiceSums(scope, window, tables.choices);
     const nothing = lowLatencyMessage(scope.config, 0, NOTHING);
     this.messages = routes.ways.map(({ forwarder, ranks }, way) => {
       this.#wayOf.set(forwarder, way);
@@ -152,6 +164,7 @@ export class HostForwarding {
       released: 0,
       summed: 0,
       counts: new Int32Array(LOW_LATENCY_RESULTS),
+      choices: Array.from({ length: LOW_LATENCY_RESULTS }, () => ({ topk: 0, k: 0, indexBytes: 0 })),
       sent: new Int32Array(LOW_LATENCY_RESULTS),
     }));
   }
@@ -260,8 +273,16 @@ export class HostForwarding {
     const rows = sentRows.view();
     const { size } = this.#scope.group;
     let column = 0;
-    const columns = this.#tables.sumBases.shape[0]!;
+    const columns = this.#sumColumns;
     for (const [there, ranks] of hosts.entries()) {
+      if (there === host && this.choices !== undefined) {
+        for (let token = 0; token < tokens; token++) {
+          const isHere = ranks.some((rank) => rows[token * size + rank]! >= 0);
+          table[token * columns + column] = isHere ? token : -1;
+        }
+        column++;
+        continue;
+      }
       const from = there === host ? ranks : [ways.find((way) => way.host === there)!.forwarder];
       for (const rank of from) {
         for (let token = 0; token < tokens; token++) table[token * columns + column] = rows[token * size + rank]!;
@@ -270,9 +291,14 @@ export class HostForwarding {
     }
   }
 
+  /** Columns of the sums of this rank's tokens. */
+  get #sumColumns(): number {
+    return this.choices === undefined ? this.#tables.sumBases.shape[0]! : this.#routes.hosts.length;
+  }
+
   /** Adds up this rank's tokens, which have come from all hosts. `own`: addresses of its rows at the ranks of this host. */
   addUp(of: { sequence: number; tokens: number; own: Int32Array; out: number }): void {
-    const { hosts, host, ways } = this.#routes;
+    const { hosts, host } = this.#routes;
     const { sumBases, sums } = this.#tables;
     const bases = sumBases.view();
     let column = 0;
@@ -282,12 +308,49 @@ export class HostForwarding {
         column += of.own.length;
         continue;
       }
-      const way = ways.findIndex((one) => one.host === there);
-      bases[column++] = (this.#returned(way, of.sequence % LOW_LATENCY_RESULTS) + LOW_LATENCY_MESSAGE_HEADER) | 0;
+      bases[column++] = this.#sumsOf(there, of.sequence);
     }
     const sumTable = this.#sumTable(of.sequence);
     const part = { first: 0, count: of.tokens, out: of.out, bases: sumBases.address, onePerRank: false };
     sums.addUp({ sumTable, sumRanks: undefined, sumColumns: column }, part);
+  }
+
+  /** The same of choices: `topk` [tokens, k] and `weights` are this rank's. */
+  addUpChoices({
+    sequence,
+    tokens,
+    out,
+    ...of
+  }: OwnChoices & { readonly sequence: number; readonly tokens: number; readonly out: number }): void {
+    const { hosts, host } = this.#routes;
+    const { sumBases } = this.#tables;
+    const bases = sumBases.view();
+    for (const there of hosts.keys()) if (there !== host) bases[there] = this.#sumsOf(there, sequence);
+    const result = sequence % LOW_LATENCY_RESULTS;
+    const choices = this.choices as ChoiceSums;
+    const firstRows = choices.firstRowsOf(this.#scope.group.rank, result);
+    const sumTable = this.#sumTable(sequence).address;
+    choices.addUp({ ...of, count: tokens, firstRows, result }, { sumTable, bases, basesAt: sumBases.address, out });
+  }
+
+  /** A combine begins here, for which the ranks that stand for this one weight the rows of its tokens. */
+  sendWeights(sequence: number, weights: Tensor<'f32'>): void {
+    const { config, size } = this.#scope;
+    const { offset, stride } = size.regions.landedWeights;
+    const result = sequence % LOW_LATENCY_RESULTS;
+    const width = weights.shape[1]! * 4;
+    for (const [way, { forwarder, slot }] of this.#routes.ways.entries()) {
+      // What this rank sent in that dispatch, with the tokens that went there.
+      const message = this.#own('sent', way * size.receiveSlots + (sequence % size.receiveSlots));
+      const count = Math.min(this.#words[this.#wordAt(message)]!, config.maxTokensPerRank);
+      const list = message + lowLatencyMessage(config, count, NOTHING).sourceToken;
+      const from = this.#own('sentWeights', way * LOW_LATENCY_RESULTS + result);
+      this.#scope.device.kernels.gatherRows(from, weights.address, width, list, count);
+      const queue = this.network.link(forwarder).queues[slot % this.network.channels]!;
+      const place = offset + (slot * LOW_LATENCY_RESULTS + result) * stride;
+      queue.put(from, 0, this.network.offsetAt(forwarder, 0, place), count * width);
+      queue.signal(0, this.network.cellAt(forwarder, networkCells.metadata));
+    }
   }
 
   /** A combine of that result has ended here: its sums may be written over. */
@@ -407,6 +470,10 @@ export class HostForwarding {
     const here = ranks.shape[0]!;
     const table = (places[source.slot]![result] as Tensor<'i32'>).address;
     source.counts[result] = count;
+    const chosen = source.choices[result]!;
+    chosen.topk = topk;
+    chosen.k = k;
+    chosen.indexBytes = indexBytes;
     kernels.fillBytes(next.address, 0, next.bytes);
     kernels.compactRows(marks.address, count, here, next.address, table);
     const scatter = (region: LowLatencyRegion, from: number, bytes: number): void =>
@@ -471,6 +538,8 @@ export class HostForwarding {
     const { network } = this;
     const { topology } = this.#scope.group;
     for (const rank of topology.scaleUpRanks) if (!this.#cells.hasReached(rank, 'combined', number)) return false;
+    if (this.choices !== undefined && ((network.words.count(source.rank, networkCells.metadata) - number) | 0) < 0)
+      return false;
     const result = this.#resultOf(number);
     // The sums of the last combine of this result may not be added up yet.
     if (network.words.count(source.rank, networkCells.ended + result) !== source.sent[result]) return false;
@@ -479,10 +548,17 @@ export class HostForwarding {
     const count = source.counts[result]!;
     const from = this.#own('sums', source.slot * LOW_LATENCY_RESULTS + result);
     this.#head(from, count, this.#cells.read(this.#scope.group.rank, 'combineCall', result));
-    const bases = this.#bases('combineRows', result, source.rank, config.hidden * 2);
-    const rows = places[source.slot]![result] as Tensor<'i32'>;
-    const list = { places: rows, ranks: undefined, columns: rows.shape[1]! };
-    sums.sumHere(list, { first: 0, count, out: from + LOW_LATENCY_MESSAGE_HEADER, bases, onePerRank: false });
+    const out = from + LOW_LATENCY_MESSAGE_HEADER;
+    if (this.choices === undefined) {
+      const bases = this.#bases('combineRows', result, source.rank, config.hidden * 2);
+      const rows = places[source.slot]![result] as Tensor<'i32'>;
+      const list = { places: rows, ranks: undefined, columns: rows.shape[1]! };
+      sums.sumHere(list, { first: 0, count, out, bases, onePerRank: false });
+    } else {
+      const weights = this.#own('landedWeights', source.slot * LOW_LATENCY_RESULTS + result);
+      const firstRows = this.choices.firstRowsOf(source.rank, result);
+      this.choices.sumHere({ ...source.choices[result]!, count, weights, firstRows, result }, out);
+    }
     const { offset, stride } = size.regions.returned;
     const place = offset + (source.way * LOW_LATENCY_RESULTS + result) * stride;
     source.queue.put(from, 0, network.offsetAt(source.rank, 0, place), lowLatencySumsBytes(config, count));
@@ -503,6 +579,12 @@ export class HostForwarding {
 
   #sumTable(sequence: number): Tensor<'i32'> {
     return this.#tables.sumTables[sequence % LOW_LATENCY_RESULTS] as Tensor<'i32'>;
+  }
+
+  /** The address of the rows that the combine of that dispatch has brought from another host. */
+  #sumsOf(host: number, sequence: number): number {
+    const way = this.#routes.ways.findIndex((one) => one.host === host);
+    return (this.#returned(way, sequence % LOW_LATENCY_RESULTS) + LOW_LATENCY_MESSAGE_HEADER) | 0;
   }
 
   /** Where what a combine of that result brings back from a host lies here. */

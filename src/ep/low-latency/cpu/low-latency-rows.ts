@@ -25,7 +25,13 @@ import type {
   LowLatencyRows,
   LowLatencyShortfall,
 } from '../low-latency-results.ts';
-import type { LowLatencyConfig, LowLatencyMessage, LowLatencyRegion, LowLatencyScope } from '../low-latency-size.ts';
+import {
+  type LowLatencyConfig,
+  type LowLatencyMessage,
+  type LowLatencyRegion,
+  type LowLatencyScope,
+  travelsByChoice,
+} from '../low-latency-size.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { HostForwarding } from './host-forwarding.ts';
 
@@ -39,7 +45,7 @@ export function makeLowLatencyTables(device: CpuDevice, config: Required<LowLate
   const { maxTokensPerRank: most, maxTopk: k, hidden, numExperts } = config;
   const experts = numExperts / ranks;
   const isExpertMajor = config.layout === 'expert-major';
-  const isByChoice = isExpertMajor && config.combineTravels === 'choices';
+  const isByChoice = travelsByChoice(config);
   const places = isExpertMajor ? experts * config.maxTokensPerExpert : 0;
   const quantised = alignUp(Math.ceil(hidden / FP8_GROUP) * 4, 16) + hidden;
   const shape: LayoutShape = { ranks, experts: numExperts, dropped: -1, name: 'topkIdx' };
@@ -239,10 +245,12 @@ export class CallRows implements Disposable {
     const sent = this.#tables.next.view();
     const chosen = this.#tables.layout.numTokensPerExpert.view();
     const perRank = config.numExperts / group.size;
-    const isByChoice = !this.#isRankMajor && config.combineTravels === 'choices';
+    const isByChoice = travelsByChoice(config);
     for (let rank = 0; rank < group.size; rank++) {
-      rowsBack[rank] = isByChoice ? 0 : sent[rank]!;
-      if (isByChoice)
+      // Another host sends one row per token whatever travels within one.
+      const isRead = isByChoice && this.#linkTo(rank) !== 'network';
+      rowsBack[rank] = isRead ? 0 : sent[rank]!;
+      if (isRead)
         for (let expert = rank * perRank; expert < (rank + 1) * perRank; expert++) rowsBack[rank]! += chosen[expert]!;
       countRowBytes('dispatch', this.#linkTo(rank), sent[rank]! * rowBytes);
     }
@@ -342,7 +350,8 @@ export class CallRows implements Disposable {
     const parity = sequence % this.#own.length;
     for (let rank = 0; rank < group.size; rank++) {
       // The rows of all experts of this rank, in that rank's window at the place of the first of them.
-      const theirs = this.#address('firstRows', parity, rank) + group.rank * experts * 4;
+      const table = this.#forwarding?.choices?.firstRowsOf(rank, parity) ?? this.#address('firstRows', parity, rank);
+      const theirs = table + group.rank * experts * 4;
       this.#kernels.copyBytes(theirs, first.address + rank * experts * 4, experts * 4);
     }
   }
@@ -403,7 +412,7 @@ export class CallRows implements Disposable {
   add({ handle, topkWeights }: CheckedLowLatencyCombine, out: Tensor<'bf16'>, without: boolean): void {
     this.#countSums(this.#resultOf(handle.sequence), without);
     if (without) this.#leaveOut(handle.sequence, handle.numTokens);
-    if (this.#forwarding !== undefined) this.#addHosts(this.#forwarding, handle, out);
+    if (this.#forwarding !== undefined) this.#addHosts(this.#forwarding, { handle, topkWeights, out });
     else if (topkWeights === undefined) this.#addRanks(handle.sequence, handle.numTokens, out);
     else this.#addWeighted(handle.sequence, topkWeights, out, without);
   }
@@ -480,7 +489,21 @@ export class CallRows implements Disposable {
     }
   }
 
-  #addHosts(forwarding: HostForwarding, { sequence, numTokens: tokens }: LowLatencyHandle, out: Tensor<'bf16'>): void {
+  #addHosts(
+    forwarding: HostForwarding,
+    {
+      handle,
+      topkWeights,
+      out,
+    }: { handle: LowLatencyHandle; topkWeights: Tensor<'f32'> | undefined; out: Tensor<'bf16'> },
+  ): void {
+    const { sequence, numTokens: tokens, topk: k } = handle;
+    if (topkWeights !== undefined) {
+      const { choices, indexBytes } = this.#resultOf(sequence);
+      const [topk, weights] = [choices.address, topkWeights.address];
+      forwarding.addUpChoices({ sequence, tokens, out: out.address, topk, indexBytes, k, weights });
+      return;
+    }
     const { bases } = this.#tables;
     this.#fillBases(bases, 'combineRows', sequence % LOW_LATENCY_RESULTS, this.#rowBytes);
     const own = bases.view().filter((_, rank) => this.#linkTo(rank) !== 'network');

@@ -1,0 +1,122 @@
+// Sums of combines by choice across hosts on a CPU rank: what this host has of a token, each choice's row with its weight, and
+// what all hosts have of this rank's tokens. Hot path.
+import { elementFormats } from '../../../abi/element-formats.ts';
+import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
+import type { TensorSet } from '../../../device/device.ts';
+import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import { hostRoutes } from '../../../group/network/host-routes.ts';
+import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
+import { sumDType } from '../../across-hosts/network-size.ts';
+import type { LowLatencyConfig, LowLatencyScope } from '../low-latency-size.ts';
+
+/** Tables, which belong to the set. Fails with WL_MEMORY. */
+export function makeChoiceTables(tensors: TensorSet, group: RankGroup, config: Required<LowLatencyConfig>) {
+  const { maxTokensPerRank: most, maxTopk: k, hidden, numExperts, combinePrecision } = config;
+  const { hosts, hostIndex } = group.topology;
+  const columnFormats = tensors.empty('i32', [hosts.length]);
+  columnFormats.view().fill(elementFormats[sumDType('bf16', combinePrecision)]);
+  columnFormats.view()[hostIndex] = elementFormats.f32;
+  return {
+    next: tensors.empty('i32', [numExperts]),
+    rowTable: tensors.empty('i32', [most, k]),
+    rankTable: tensors.empty('i32', [most, k]),
+    /** Addresses by rank, 0 for those of other hosts. */
+    bases: tensors.empty('i32', [group.size]),
+    /** What one sum adds up. */
+    scratch: tensors.empty('u8', [8 * Math.max(k, hosts.length + 2)]),
+    /** f32 [M, H]: what this host has of this rank's tokens. */
+    own: tensors.empty('f32', [most, hidden]),
+    columnFormats,
+  };
+}
+
+/** Tokens of one source, and where their choices are. */
+interface ChosenTokens {
+  readonly topk: number;
+  readonly indexBytes: number;
+  readonly count: number;
+  readonly k: number;
+  /** Address of f32 [count, K]. */
+  readonly weights: number;
+  /** Address of i32 [experts]: the row of each expert at which those of the source begin. */
+  readonly firstRows: number;
+  /** The result whose rows are summed. */
+  readonly result: number;
+}
+
+export class ChoiceSums {
+  readonly #scope: LowLatencyScope<CpuDevice>;
+  readonly #window: SymmetricWindow;
+  readonly #tables: ReturnType<typeof makeChoiceTables>;
+  /** For each rank, the address of its first rows of result 0 on this host, and how far that of result 1 is from there. */
+  readonly #firstRows: readonly { readonly address: number; readonly stride: number }[];
+
+  constructor(scope: LowLatencyScope<CpuDevice>, window: SymmetricWindow, tables: ReturnType<typeof makeChoiceTables>) {
+    this.#scope = scope;
+    this.#window = window;
+    this.#tables = tables;
+    const { topology, ranks } = scope.group;
+    const { firstRows, servedFirstRows } = scope.size.regions;
+    this.#firstRows = ranks.map((_, rank) => {
+      const way = hostRoutes(topology.hosts, rank).ways.find(({ host }) => host === topology.hostIndex);
+      const [holder, { offset, stride }, slot] = way
+        ? [way.forwarder, servedFirstRows, way.slot * LOW_LATENCY_RESULTS]
+        : [rank, firstRows, 0];
+      const start = window.addresses[topology.scaleUpIndexOf(holder)]!;
+      return { address: start + offset + slot * stride, stride };
+    });
+    // Experts of other hosts have no rows here, as those whose rows begin behind the last place.
+    for (const region of [firstRows, servedFirstRows]) {
+      const { offset, bytes } = region;
+      scope.device.hostView('i32', window.address + offset, bytes / 4).fill(scope.config.maxTokensPerExpert);
+    }
+  }
+
+  /** The address of i32 [experts] in which ranks of this host tell where the rows of that rank's tokens begin. */
+  firstRowsOf(rank: number, result: number): number {
+    const { address, stride } = this.#firstRows[rank]!;
+    return address + result * stride;
+  }
+
+  /** Sums what this host has of each token, as it crosses the network. */
+  sumHere(tokens: ChosenTokens, out: number): void {
+    this.#sum(tokens, out, this.#scope.config.combinePrecision === 'f32');
+  }
+
+  /**
+   * Adds up this rank's tokens. `sumTable` i32 [T, hosts]: the row that each host has of a token, -1 for none; `bases`: address
+   * of a table of addresses of rows by host, of which this fills in the own one.
+   */
+  addUp(tokens: ChosenTokens, of: { sumTable: number; bases: Int32Array; basesAt: number; out: number }): void {
+    const { own, scratch, columnFormats } = this.#tables;
+    const { device, config, group } = this.#scope;
+    this.#sum(tokens, own.address, true);
+    of.bases[group.topology.hostIndex] = own.address | 0;
+    const [columns, rowBytes, format] = [group.topology.hosts.length, config.hidden * 2, elementFormats.bf16];
+    const { gatherSumMixed } = device.kernels;
+    // oxfmt-ignore
+    gatherSumMixed(
+      of.out, rowBytes, tokens.count, columns, of.sumTable, 0, of.basesAt, 0, 0, 0, scratch.address, format, columnFormats.address,
+    );
+  }
+
+  #sum({ topk, indexBytes, count, k, weights, firstRows, result }: ChosenTokens, out: number, isWide: boolean): void {
+    const { next, rowTable, rankTable, bases, scratch } = this.#tables;
+    const { device, config, group, size } = this.#scope;
+    const { kernels } = device;
+    const [table, from] = [rowTable.address, rankTable.address];
+    kernels.copyBytes(next.address, firstRows, next.bytes);
+    const perRank = config.numExperts / group.size;
+    kernels.choiceRows(topk, indexBytes, count, k, perRank, config.maxTokensPerExpert, next.address, table, from);
+    const { offset, stride } = size.regions.combineRows;
+    const { addresses } = this.#window;
+    const { scaleUpRanks } = group.topology;
+    const view = bases.view();
+    for (let index = 0; index < scaleUpRanks.length; index++) {
+      view[scaleUpRanks[index]!] = (addresses[index]! + offset + result * stride) | 0;
+    }
+    const sum = isWide ? kernels.sumWeightedRowsF32 : kernels.sumWeightedRows;
+    sum(out, config.hidden * 2, count, k, table, from, weights, bases.address, scratch.address);
+  }
+}
