@@ -316,8 +316,18 @@ function requireEvent(event: unknown): void {
 /** What an object's engine has to do with recordings. */
 export interface RecordingOf {
   readonly order: CudaCallOrder;
+  /** The way to other hosts that the recorded kernels use; undefined on one host. */
+  readonly network?: GraphNetwork | undefined;
   /** Called at the first call of a recording. What it returns fails at a launch if its calls cannot be made then. */
   readonly begin: () => () => void;
+}
+
+/** A thread that carries what kernels push, and sleeps while nothing comes. */
+interface GraphNetwork {
+  /** Hot path. Kernels that push are about to be launched. */
+  wake(): void;
+  /** From now on others may launch such kernels, too, who do not call wake(). Returns a function that ends this. */
+  expectKernels(): () => void;
 }
 
 class RecordedCollective implements RecordedCalls {
@@ -326,12 +336,16 @@ class RecordedCollective implements RecordedCalls {
   dispatches = 0;
   readonly #calls: CudaCalls;
   readonly #order: CudaCallOrder;
+  readonly #network: GraphNetwork | undefined;
   readonly #requireReady: () => void;
+  readonly #endExpectation: (() => void) | undefined;
 
-  constructor(calls: CudaCalls, { order, begin }: RecordingOf) {
+  constructor(calls: CudaCalls, { order, network, begin }: RecordingOf) {
     this.#calls = calls;
     this.#order = order;
+    this.#network = network;
     this.#requireReady = begin();
+    this.#endExpectation = network?.expectKernels();
     order.beginRecording();
   }
 
@@ -345,11 +359,16 @@ class RecordedCollective implements RecordedCalls {
   }
 
   beginLaunch(stream: CudaStream): void {
+    this.#network?.wake();
     this.#order.beginOn(stream);
   }
 
   endLaunch(): void {
     this.#calls.countLaunch(this);
     this.#order.end({});
+  }
+
+  release(): void {
+    this.#endExpectation?.();
   }
 }

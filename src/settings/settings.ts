@@ -685,7 +685,7 @@ export const settingsTable = {
     max: 60_000_000,
     default: 5_000,
     sentence:
-      "How long the thread that serves a device's command queues polls after the last command; then it looks once per millisecond.",
+      "How long the thread that serves a device's command queues polls after the last command; then it looks once per millisecond or, while a CUDA graph with calls across hosts exists, every 0.1 ms.",
   },
   stagingPieceBytes: {
     kind: 'number',

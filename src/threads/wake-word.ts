@@ -40,11 +40,13 @@ export class SharedLock {
  * the sleeping thread. ORDER: a ringer adds to `events`, then looks at `sleepers`; a sleeper adds itself, and the sleep
  * itself compares `events` with what was seen. So no ring is slept through. `awaited`: blocking waits for a ring, polling or
  * asleep; written by the sleeping thread, a stale look costs time only. `bells`: how many places of `places` hold the
- * addresses of a bell and of its sleepers; `lock` is held while they change or are used.
+ * addresses of a bell and of its sleepers; `lock` is held while they change or are used. `unannounced`: who says that something may
+ * happen without a ring; written by any thread, a stale look costs one sleep.
  */
-const wakeWord = { events: 0, sleepers: 16, awaited: 32, bells: 48, lock: 49, places: 64 } as const;
-const MAX_BELLS = 8;
-const WAKE_WORD_BYTES = wakeWord.places * 4 + MAX_BELLS * 16;
+const wakeWord = { events: 0, sleepers: 16, awaited: 32, bells: 48, lock: 49, places: 64, unannounced: 96 } as const;
+/** The addresses of each take four words. */
+const MAX_BELLS = (wakeWord.unannounced - wakeWord.places) / 4;
+const WAKE_WORD_BYTES = (wakeWord.unannounced + 16) * 4;
 
 /** A word that a rank sleeps on, in memory that it shares with other processes. */
 interface Bell {
@@ -156,6 +158,21 @@ export class WakeWord {
 
   endWait(): void {
     Atomics.sub(this.#words, wakeWord.awaited, 1);
+  }
+
+  /** Something may happen without a ring, until the function that this returns is called. From any thread. */
+  expectUnannounced(): () => void {
+    Atomics.add(this.#words, wakeWord.unannounced, 1);
+    let isOver = false;
+    return () => {
+      if (!isOver) Atomics.sub(this.#words, wakeWord.unannounced, 1);
+      isOver = true;
+    };
+  }
+
+  /** The sleeping thread must look by itself. */
+  get expectsUnannounced(): boolean {
+    return Atomics.load(this.#words, wakeWord.unannounced) !== 0;
   }
 
   /** Blocks this thread until a ring after `seen`, or until the time is over. */

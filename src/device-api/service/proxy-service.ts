@@ -90,6 +90,14 @@ export class ProxyService implements AsyncDisposable {
     this.#wake.ring();
   }
 
+  /**
+   * From now on commands may come without a wake(): the thread looks for them ten times as often where it would sleep. Returns a
+   * function that ends this.
+   */
+  expectUnannounced(): () => void {
+    return this.#wake.expectUnannounced();
+  }
+
   /** Asks another's listener; returns the peer's name, if metadata came. */
   async exchange(how: MetadataExchangeOptions['how'], address: ListenerAddress): Promise<string | undefined> {
     const { signal, ...plain } = address;

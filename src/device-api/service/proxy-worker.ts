@@ -111,6 +111,8 @@ const ROUNDS = 4;
 const LOOKS = 4;
 /** Longest sleep between two looks at a device's queue, which cannot wake this thread. */
 const LONGEST_SLEEP_MS = 1;
+/** The same while kernels may be launched without a ring, as those of graphs that others replay. */
+const LONGEST_UNANNOUNCED_SLEEP_MS = 0.1;
 
 export async function run(options: ProxyThread, messages: MessagePort): Promise<void> {
   const port = new WorkerPort<EncodedError>(messages);
@@ -127,6 +129,7 @@ export async function run(options: ProxyThread, messages: MessagePort): Promise<
   // The agent's backend was imported only now.
   bindDeclaredFunctions();
   port.serve(proxy);
+  const spinMs = options.settings.proxySpinUs / 1000;
   let lastWork = performance.now();
   let lastSeen = wake.seen;
   let sleepMs = 0.05;
@@ -141,16 +144,17 @@ export async function run(options: ProxyThread, messages: MessagePort): Promise<
     do {
       for (let round = 0; round < ROUNDS; round += 1) hasWork = proxy.step() || hasWork;
       now = performance.now();
-    } while (now < turnEnd);
+    } while (now < turnEnd && (hasWork || now - lastWork < spinMs));
     if (hasWork) lastWork = now;
     // A kernel may wait for what a peer that is dead was to send, with no command of its own under way.
     const end = proxy.nextEnd();
     if (end !== undefined) reportFailure(end);
-    if (hasWork || now - lastWork < options.settings.proxySpinUs / 1000) {
+    if (hasWork || now - lastWork < spinMs) {
       sleepMs = 0.05;
     } else {
-      wake.sleepBlocking(seen, sleepMs);
-      sleepMs = Math.min(sleepMs * 2, LONGEST_SLEEP_MS);
+      const longest = wake.expectsUnannounced ? LONGEST_UNANNOUNCED_SLEEP_MS : LONGEST_SLEEP_MS;
+      wake.sleepBlocking(seen, Math.min(sleepMs, longest));
+      sleepMs = Math.min(sleepMs * 2, longest);
     }
     await nextTurn();
   }

@@ -17,6 +17,8 @@ export interface RecordedCalls {
   beginLaunch(stream: CudaStream): void;
   /** Called after that. */
   endLaunch(): void;
+  /** The graph is gone, or none was made; called once. */
+  release(): void;
 }
 
 /** Recorded calls, by object, that have something to do at each launch. */
@@ -94,6 +96,7 @@ export class CudaGraph extends OwnedResource {
   override release(): void {
     this.context.release('cuGraphExecDestroy', this.#handle);
     this.#memory.release();
+    for (const calls of this.#calls) calls.release();
   }
 }
 
@@ -129,6 +132,7 @@ export async function captureGraph(
     return new CudaGraph(stream, { handle: executable[0], memory, calls: [...recording.values()] });
   } catch (error) {
     memory.release();
+    for (const calls of recording.values()) calls.release();
     throw error;
   } finally {
     if (graph[0] !== 0) context.release('cuGraphDestroy', graph[0]);

@@ -170,6 +170,11 @@ export class CudaHostNetwork {
   }
 
   /** See ProxyNetwork. */
+  expectKernels(): () => void {
+    return this.#proxy.expectKernels();
+  }
+
+  /** See ProxyNetwork. */
   giveUp(error: unknown): void {
     this.#proxy.giveUp(error);
   }

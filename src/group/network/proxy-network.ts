@@ -129,6 +129,11 @@ export class ProxyNetwork implements AsyncDisposable {
     this.#service.wake();
   }
 
+  /** Commands may come at any time from now on, without a wake(): see ProxyService. Returns a function that ends this. */
+  expectKernels(): () => void {
+    return this.#service.expectUnannounced();
+  }
+
   /**
    * Puts bytes of this rank's memory into a peer's as the host's own command, offsets in both; for benchmarks. False if there
    * is no room now.

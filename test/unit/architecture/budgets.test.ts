@@ -22,7 +22,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/transport': [15_386, 300],
   'src/agent': [19_323, 396],
   'src/kv': [1683, 42],
-  'src/device-api': [2865, 48],
+  'src/device-api': [2875, 48],
   'src/group': [3245, 68],
   'src/ep': [16_530, 288],
   'src/collectives': [7893, 182],

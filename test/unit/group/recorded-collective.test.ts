@@ -37,13 +37,17 @@ function pretend(requireReady: () => void = () => {}): Pretended {
   const peerLost = new AbortController().signal;
   const calls = new CudaCalls({ ranks: [0], settings: readSettings({ timeoutMs: 30_000 }, {}), peerLost }, device);
   const order = new CudaCallOrder(device);
+  const network = {
+    wake: () => void steps.push('woken'),
+    expectKernels: () => (steps.push('kernels expected'), () => void steps.push('no kernels expected')),
+  };
   const memory = { hold: () => {}, end: () => {}, release: () => {} };
   const record = (what: () => void): ReturnType<typeof captureGraph> =>
     captureGraph(
       stream,
       () => memory,
       () => {
-        calls.record({ order, begin: () => requireReady });
+        calls.record({ order, network, begin: () => requireReady });
         what();
       },
     );
@@ -110,8 +114,28 @@ test('a launch on another stream and calls behind it keep their order; the recor
     callOnce(calls);
     order.end({});
   });
-  assert.deepEqual(steps, []);
+  assert.deepEqual(steps, ['kernels expected']);
+  steps.length = 0;
   const other = device.createStream();
   graph.launch(other);
-  assert.deepEqual(steps, [`${other.handle} waits`, 'launched', `${device.stream.handle} waits`]);
+  assert.deepEqual(steps, ['woken', `${other.handle} waits`, 'launched', `${device.stream.handle} waits`]);
+});
+
+test('the thread that carries commands is woken at each launch, and looks by itself until the graph is closed', async () => {
+  const { calls, steps, record } = pretend();
+  const graph = await record(() => callOnce(calls));
+  graph.launch();
+  graph.launch();
+  graph.close();
+  graph.close();
+  assert.deepEqual(steps, ['kernels expected', 'woken', 'launched', 'woken', 'launched', 'no kernels expected']);
+});
+
+test('a recording that fails leaves that thread as it was', async () => {
+  const { steps, record } = pretend();
+  const failing = record(() => {
+    throw new Error('given up');
+  });
+  await assert.rejects(failing, /given up/);
+  assert.deepEqual(steps, ['kernels expected', 'no kernels expected']);
 });

@@ -83,3 +83,14 @@ test('another thread wakes one that the kernel lets sleep on a bell', async () =
   while (Atomics.load(bell.value, 0) === 0) futex.waitBlocking(0, 900_000_000);
   await worker.terminate();
 });
+
+test('something unannounced is expected until all who expect it have ended that, once each', () => {
+  const wake = new WakeWord();
+  const ends = [wake.expectUnannounced(), new WakeWord(wake.buffer).expectUnannounced()];
+  assert.equal(wake.expectsUnannounced, true);
+  ends[0]!();
+  ends[0]!();
+  assert.equal(wake.expectsUnannounced, true);
+  ends[1]!();
+  assert.equal(wake.expectsUnannounced, false);
+});
