@@ -36,9 +36,10 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1) epCombine(const __g
   const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), a.lastEpoch, scope);
   WEFTLINE_TRACE_END("ep.closing");
   if constexpr (hosts) {
+    if (!arrived || threadIdx.x != 0) return;
+    countNetworkCall(networkOf(a));
     const EpPlan& plan = *static_cast<const EpPlan*>(a.plan);
     // Behind a dispatch that failed no sums have come.
-    const bool hasSums = arrived && plan.status == epStatusGood;
-    if (hasSums && threadIdx.x == 0) takeSums(networkOf(a), {plan.sentTokens, sumStrideOf(a)});
+    if (plan.status == epStatusGood) takeSums(networkOf(a), {plan.sentTokens, sumStrideOf(a)});
   }
 }

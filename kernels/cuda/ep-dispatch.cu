@@ -21,7 +21,7 @@ constexpr bool hosts = WEFTLINE_HOSTS != 0;
 // Before rows of this host move: false when the block must leave.
 __device__ __forceinline__ bool enterReplay(const EpDispatchArguments& a, u32 epoch, const WaitScope& scope) {
   const RankBarrier opening = barrierOf<hosts>(a, epoch, a.openingCall);
-  if constexpr (hosts) return enterAcrossHosts(networkOf(a), {a.networkCall, a.openingCall}, opening, scope);
+  if constexpr (hosts) return enterAcrossHosts(networkOf(a), nextNetworkCall(networkOf(a), a.openingCall), opening, scope);
   else return enterTogether(opening, scope);
 }
 
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barriers = makeStageBarriers(dynamic);
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpDispatch, a.groupRank, a.timeoutNs, sharedWaits()};
-  const u32 epoch = openingEpochOf<hosts>(a);
+  const u32 epoch = firstEpoch(a.openingEpoch, a.lastEpoch);
   u32 status = epStatusGood;
   if (a.counts != 0) {
     WEFTLINE_TRACE_BEGIN("ep.dispatch.counts");
@@ -75,9 +75,13 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
   WEFTLINE_TRACE_BEGIN("ep.closing");
   const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), a.lastEpoch, scope);
   WEFTLINE_TRACE_END("ep.closing");
-  if (!arrived || status != epStatusGood) return;
+  if (!arrived) return;
   if constexpr (hosts) {
-    if (threadIdx.x == 0) takeRows(networkOf(a), servedRowsOf(a, RecordShape(a)));
+    if (threadIdx.x == 0) {
+      countNetworkCall(networkOf(a));
+      if (status == epStatusGood) takeRows(networkOf(a), servedRowsOf(a, RecordShape(a)));
+    }
   }
+  if (status != epStatusGood) return;
   if (a.recvSource != nullptr) keepSources(a);
 }

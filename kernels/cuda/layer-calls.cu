@@ -20,10 +20,13 @@ extern "C" __global__ void __launch_bounds__(32) layerBarrier(const __grid_const
   // ORDER: what this stream wrote before reaches peers before the arrival; what it reads behind the barrier comes after.
   fenceSystem();
   bool arrived;
-  if (network == nullptr || a.networkCall == 0) arrived = enterTogether(barrier, scope);
-  else arrived = enterAcrossHosts(*network, {a.networkCall, a.call}, barrier, scope);
+  if (a.acrossHosts == 0) arrived = enterTogether(barrier, scope);
+  else arrived = enterAcrossHosts(*network, nextNetworkCall(*network, a.call), barrier, scope);
   if (!arrived) noteFailure(a.lastEpoch);
-  if (threadIdx.x == 0) static_cast<EpLastEpoch*>(a.lastEpoch)->number = epoch;
+  if (threadIdx.x == 0) {
+    static_cast<EpLastEpoch*>(a.lastEpoch)->number = epoch;
+    if (a.acrossHosts != 0) countNetworkCall(*network);
+  }
   fenceSystem();
 }
 

@@ -137,6 +137,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) layerCombine(const __grid_c
   WEFTLINE_TRACE_END("layer.closing");
   if constexpr (hosts) {
     const u32* sent = static_cast<const LayerRoute*>(a.route)->sentTokens;
-    if (arrived && threadIdx.x == 0) takeSums(networkOf(a), {sent, sumStrideOf<Element>(a)});
+    if (!arrived || threadIdx.x != 0) return;
+    countNetworkCall(networkOf(a));
+    takeSums(networkOf(a), {sent, sumStrideOf<Element>(a)});
   }
 }

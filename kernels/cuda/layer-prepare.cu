@@ -271,11 +271,10 @@ __device__ void report(const LayerPrepareArguments& a, const Shared& shared, u32
 
 // What the block that ends last does before the ranks of this host meet: the record also crosses to other hosts, and those of
 // the sources that this rank serves come in.
-__device__ void meetHosts(const LayerPrepareArguments& a, const ExchangeRecords& records, const u32* totals,
-                          const WaitScope& scope, Shared& shared) {
+__device__ void meetHosts(const LayerPrepareArguments& a, const NetworkCall& call, const ExchangeRecords& records,
+                          const u32* totals, const WaitScope& scope, Shared& shared) {
   const EpNetwork& network = networkOf(a);
   LayerRoute* route = static_cast<LayerRoute*>(a.route);
-  const NetworkCall call = {a.networkCall, a.call};
   const u32 words = epRecordHeaderWords + binCount(a);
   if (threadIdx.x < a.ways) route->sentTokens[threadIdx.x] = totals[binsBeforeWays(a) + threadIdx.x];
   if (!sendRecord(network, call, words * 4, scope) && threadIdx.x == 0) shared.status = epStatusTimeout;
@@ -293,10 +292,13 @@ __device__ void exchange(const LayerPrepareArguments& a, u32* words, Shared& sha
   const ExchangeRecords records = {a.peers, a.exchangeOffset, a.groupRanks, a.recordWords, sequence};
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerPrepare, a.groupRank, a.timeoutNs};
   addTiles(a, words);
-  u32* copy = nullptr;
-  if constexpr (hosts) copy = reinterpret_cast<u32*>(networkAt(networkOf(a), recordOutOffset(networkOf(a), a.networkCall)));
-  publish(a, records, words, copy);
-  if constexpr (hosts) meetHosts(a, records, words, scope, shared);
+  if constexpr (hosts) {
+    const NetworkCall call = nextNetworkCall(networkOf(a), a.call);
+    publish(a, records, words, reinterpret_cast<u32*>(networkAt(networkOf(a), recordOutOffset(networkOf(a), call.number))));
+    meetHosts(a, call, records, words, scope, shared);
+  } else {
+    publish(a, records, words, nullptr);
+  }
   // A rank that has not heard of those it serves does not tell the others that it has.
   if (threadIdx.x < a.ranks && (!hosts || shared.status == epStatusGood)) {
     const u32* names = hosts ? networkOf(a).localRanks : nullptr;
@@ -311,7 +313,10 @@ __device__ void exchange(const LayerPrepareArguments& a, u32* words, Shared& sha
   __syncthreads();
   if (shared.status == epStatusGood) plan(a, records, words, shared);
   else noteFailure(a.lastEpoch);
-  if (threadIdx.x == 0) static_cast<EpLastEpoch*>(a.lastEpoch)->number = epoch;
+  if (threadIdx.x == 0) {
+    static_cast<EpLastEpoch*>(a.lastEpoch)->number = epoch;
+    if constexpr (hosts) countNetworkCall(networkOf(a));
+  }
   report(a, shared, sequence);
 }
 

@@ -119,8 +119,6 @@ export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
   groupRanks: 'u32',
   groupRank: 'u32',
   ways: 'u32',
-  /** Number of the layer's call over the network, from 1 on. */
-  networkCall: 'u32',
   tokens: 'u32',
   maxTokens: 'u32',
   topkColumns: 'u32',
@@ -267,7 +265,6 @@ export const layerCombineArguments = defineLayout('LayerCombineArguments', {
   capacityRows: 'u32',
   ranks: 'u32',
   rank: 'u32',
-  networkCall: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
   stageBytes: 'u32',
@@ -286,9 +283,10 @@ export const layerBarrierArguments = defineLayout('LayerBarrierArguments', {
   lastEpoch: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
-  /** EpNetwork; null in a group on one host. Number of the layer's call over the network; 0 for a barrier of this host alone. */
+  /** EpNetwork; null in a group on one host. */
   network: 'ptr',
-  networkCall: 'u32',
+  /** 1: a barrier of all hosts; 0: of this one. */
+  acrossHosts: 'u32',
   ranks: 'u32',
   rank: 'u32',
   epoch: 'u32',

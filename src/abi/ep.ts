@@ -139,8 +139,6 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   groupRanks: 'u32',
   groupRank: 'u32',
   hosts: 'u32',
-  /** Number of the buffer's call over the network, from 1 on. */
-  networkCall: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
   scaleBytes: 'u32',
@@ -184,7 +182,6 @@ export const epCombineArguments = defineLayout('EpCombineArguments', {
   forwardPlaces: 'ptr',
   ranks: 'u32',
   rank: 'u32',
-  networkCall: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
   /** Bytes of each of a warp's two stages, which hold one part of every row of a token. */

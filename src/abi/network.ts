@@ -58,7 +58,10 @@ export const epNetwork = defineLayout('EpNetwork', {
   window: 'ptr',
   /** Pinned memory of the host with cells at the same offsets, where peers say that they gave up; the window if it is pinned. */
   words: 'ptr',
-  /** u32 [EP_MAX_GROUP_RANKS * cells of a line]: signals of each peer that earlier calls took; zero at first. See networkSeen. */
+  /**
+   * u32 [EP_MAX_GROUP_RANKS * cells of a line]: signals of each peer that earlier calls took; zero at first. See networkSeen. In
+   * this rank's own line `calls` is the number of the object's last call.
+   */
   seen: 'ptr',
   /** u32 [(ways + maxServed) * maxChunks]: rows of a chunk that are ready; zero between kernels. */
   chunkRows: 'ptr',

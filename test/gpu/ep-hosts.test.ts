@@ -5,6 +5,7 @@ import test from 'node:test';
 import { resultOf, runRanks, type RunRanksResult } from '../local/support/run-ranks.ts';
 import { environmentOf, type Topology } from '../local/support/topologies.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';
+import { isWhole } from '../support/extent.ts';
 import { testSeed } from '../support/seed.ts';
 import { settingsTable } from '#lib/settings/settings.js';
 
@@ -13,6 +14,7 @@ const lives = new URL('../local/ranks/ep-lives.js', import.meta.url);
 const repeats = new URL('../local/ranks/ep-repeats.js', import.meta.url);
 const large = new URL('../local/ranks/ep-large.js', import.meta.url);
 const failure = new URL('../local/ranks/ep-failure.js', import.meta.url);
+const graphs = new URL('./processes/ep-graph.js', import.meta.url);
 /** WEFTLINE_TEST_SEED=… repeats a failing run. */
 const seed = String(testSeed());
 const timeoutMs = 300_000;
@@ -101,19 +103,38 @@ for (const [name, ranks] of [
   });
 }
 
+type OnRunning = (pid: number, rank: number) => void;
+
 function fail(
   scenario: string,
   ranks = 2,
-  onLine?: (pid: number, rank: number) => void,
+  onRunning?: OnRunning,
   more: Readonly<Record<string, string>> = {},
 ): Promise<RunRanksResult> {
-  return runRanks(ranks, failure, {
+  return runScenario(failure, { scenario, ranks, more }, onRunning);
+}
+
+/** The same with calls that a CUDA graph repeats. */
+function failReplayed(scenario: string, ranks = 2, onRunning?: OnRunning): Promise<RunRanksResult> {
+  return runScenario(graphs, { scenario, ranks }, onRunning);
+}
+
+function runScenario(
+  script: URL,
+  {
+    scenario,
+    ranks,
+    more = {},
+  }: { readonly scenario: string; readonly ranks: number; readonly more?: Readonly<Record<string, string>> },
+  onRunning?: OnRunning,
+): Promise<RunRanksResult> {
+  return runRanks(ranks, script, {
     args: [scenario],
     env: { ...env, WEFTLINE_HOSTS: '2', ...more },
     graceMs: 20_000,
     onLine: ({ rank, text }) => {
       const [, pid] = /^running (\d+)/.exec(text) ?? [];
-      if (pid !== undefined) onLine?.(Number(pid), rank);
+      if (pid !== undefined) onRunning?.(Number(pid), rank);
     },
   });
 }
@@ -230,3 +251,82 @@ test('ranks of different hosts in different calls name both', { skip: noGpu }, a
   for (const { code } of failures)
     assert.ok(['WL_CONFIG_MISMATCH', 'WL_PEER_FAILED', 'WL_TIMEOUT'].includes(code), transcript);
 });
+
+// Calls that a CUDA graph repeats.
+
+for (const [topology, drawn, replays] of [
+  [onePerHost, 1, isWhole ? 1000 : 50],
+  [onePerHost, 4, 10],
+  [{ name: '2×2', ranks: 4, hosts: '2', shape: 'all' }, 1, 50],
+  [{ name: '1+2', ranks: 3, hosts: '1+2', shape: 'all' }, 2, 10],
+] as const) {
+  test(
+    `${replays} replays of each of ${drawn} shapes on ${topology.name} give what direct calls give`,
+    { skip: noGpu },
+    async (context) => {
+      context.diagnostic(`WEFTLINE_TEST_SEED=${seed}`);
+      const args = ['compare', String(drawn), String(replays), seed];
+      const options = { args, env: { ...env, ...environmentOf(topology) }, timeoutMs };
+      const { exitCode, transcript } = await runRanks(topology.ranks, graphs, options);
+      assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+    },
+  );
+}
+
+test('a replay without a rank of another host ends at its deadline, and names it', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await failReplayed('absent');
+  const { code, message } = resultOf(ranks[0]) as Failure;
+  assert.equal(code, 'WL_TIMEOUT', transcript);
+  assert.match(
+    message,
+    /Kernel epDispatch of rank 0 waited (?:19\d\d|2000) ms for rank 1 \(dispatch \(record from another host\)/,
+    transcript,
+  );
+});
+
+test('a rank that replays after the deadline of another host fails, too', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await failReplayed('late');
+  const [first, second] = ranks.map((rank) => resultOf(rank) as Failure) as [Failure, Failure];
+  assert.equal(first.code, 'WL_TIMEOUT', transcript);
+  assert.ok(['WL_TIMEOUT', 'WL_PEER_FAILED'].includes(second.code), transcript);
+});
+
+test('kill -9 of a rank ends a replay of another host that waits for it, and names it', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await failReplayed('killed');
+  const { code, message } = resultOf(ranks[0]) as Failure;
+  assert.equal(code, 'WL_PEER_LOST', transcript);
+  assert.match(message, /[Rr]ank 1\b/, transcript);
+});
+
+test('kill -9 of a rank while replays run: every other rank ends, on both hosts', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await failReplayed('loop', 4, (pid, rank) => {
+    if (rank === 1) process.kill(pid, 'SIGKILL');
+  });
+  for (const rank of [0, 2, 3]) {
+    const { code, message } = resultOf(ranks[rank]) as Failure;
+    assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
+    assert.match(message, /[Rr]ank 1\b/, transcript);
+  }
+});
+
+for (const [scenario, bound] of [
+  ['bound', 4],
+  ['layer bound', 3],
+] as const) {
+  test(
+    `across hosts, ${scenario}: a replay that brings more rows fails on every rank alike`,
+    { skip: noGpu },
+    async () => {
+      const { ranks, transcript } = await failReplayed(scenario);
+      for (const rank of ranks) {
+        const { code, message } = resultOf(rank) as Failure;
+        assert.equal(code, 'WL_CAPACITY', transcript);
+        assert.match(
+          message,
+          new RegExp(`Rank 0 would receive \\d+ rows, more than its numWorstTokens ${bound}`),
+          transcript,
+        );
+      }
+    },
+  );
+}

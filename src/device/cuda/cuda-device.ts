@@ -365,11 +365,11 @@ export class CudaDevice implements Device {
 
   /**
    * Records what `record` enqueues on `stream`, and on streams that wait for it and that it waits for again, instead of
-   * running it: kernels, events, copies within the device, calls of EpLowLatency and, in a group on one host, of EpBuffer,
-   * EPAll2AllLayer and Communicator. Tensors may be taken; the graph keeps their memory, and that of all tensors which the recorded calls name,
-   * until it is closed. What cannot be recorded fails with WL_UNSUPPORTED: waits
-   * of the host (of a dispatch for its counts, unless it has a bound or a handle), copies to or from it, and kernels that must
-   * be compiled first, calls across hosts and sparse ones. One at a time, and the device does nothing else meanwhile: fails with
+   * running it: kernels, events, copies within the device, calls of EpLowLatency, EpBuffer, EPAll2AllLayer and, in a group on
+   * one host, of Communicator. Tensors may be taken; the graph keeps their memory, and that of all tensors which the recorded
+   * calls name, until it is closed. What cannot be recorded fails with WL_UNSUPPORTED: waits of the host (of a dispatch for its
+   * counts, unless it has a bound or a handle), copies to or from it, kernels that must be compiled first, calls of a
+   * Communicator across hosts, and sparse ones. One at a time, and the device does nothing else meanwhile: fails with
    * WL_UNSUPPORTED while a call runs of which the host still has steps to enqueue: of a Communicator of several hosts, a sparse
    * allReduce, a layer dispatch without a bound, or a copy to or from the host.
    */

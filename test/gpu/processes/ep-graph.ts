@@ -186,28 +186,41 @@ async function outgrown(): Promise<void> {
   topkIdx.close();
 }
 
-/** What this rank's wait for a replay ends with. */
-async function endOf(graph: CudaGraph): Promise<unknown> {
-  graph.launch();
+interface End {
+  readonly code: string;
+  readonly message?: string;
+}
+
+/** What a launch, or this rank's wait for it, ends with. */
+async function endOf(graph: CudaGraph): Promise<End> {
   try {
+    graph.launch();
     await device.stream.idle();
   } catch (error) {
-    return error instanceof WeftlineError ? { code: error.code, message: error.message } : String(error);
+    return error instanceof WeftlineError ? { code: error.code, message: error.message } : { code: String(error) };
   }
   return { code: 'none' };
 }
 
+interface GraphOptions {
+  readonly numWorstTokens?: number;
+  readonly wait?: { readonly timeoutMs?: number };
+}
+
+/** No bound that a replay could exceed. */
+const roomForAll: GraphOptions = { numWorstTokens: small.tokens * world.size };
+
 async function withGraph(
   use: (graph: CudaGraph, inputs: GraphInputs) => Promise<unknown>,
-  numWorstTokens = 2 * world.size,
+  { numWorstTokens = 2 * world.size, wait = { timeoutMs: 2_000 } }: GraphOptions = {},
 ): Promise<unknown> {
   const inputs = makeInputs(world, device, { shape: small, next: random(world.rank + 1) });
   await inputs.refill();
   await using buffer = await buffers.create(small);
   const { rows: x, topkIdx } = inputs;
   using graph = await device.capture(async () => {
-    const { recvX, handle } = await buffer.dispatch({ x, topkIdx, numWorstTokens, timeoutMs: 2_000 });
-    await buffer.combine({ x: recvX, handle, timeoutMs: 2_000 });
+    const { recvX, handle } = await buffer.dispatch({ x, topkIdx, numWorstTokens, ...wait });
+    await buffer.combine({ x: recvX, handle, ...wait });
   });
   // Awaited here: a promise that is handed on outlives the graph and the buffer.
   return await use(graph, inputs);
@@ -240,7 +253,7 @@ const late = (): Promise<unknown> =>
     const end = await endOf(graph);
     await world.store.get('ended', { timeoutMs: 30_000 });
     return end;
-  }, small.tokens * world.size);
+  }, roomForAll);
 
 /** Rank 1 dies while rank 0 waits for it, in the same replay. */
 const killed = (): Promise<unknown> =>
@@ -255,6 +268,19 @@ const killed = (): Promise<unknown> =>
     }
     return endOf(graph);
   });
+
+/** All replay until one of them dies, of which the test takes care when replays run. */
+const loop = (): Promise<unknown> =>
+  withGraph(
+    async (graph) => {
+      for (let replay = 0; ; replay++) {
+        if (replay === 20) console.log(`running ${process.pid}`);
+        const end = await endOf(graph);
+        if (end.code !== 'none') return end;
+      }
+    },
+    { ...roomForAll, wait: {} },
+  );
 
 /** More rows come than the recorded bound allows. */
 const bound = (): Promise<unknown> =>
@@ -280,7 +306,7 @@ async function layerBound(): Promise<unknown> {
   return await endOf(graph);
 }
 
-const endings = { absent, late, killed, bound, 'layer bound': layerBound };
+const endings = { absent, late, killed, loop, bound, 'layer bound': layerBound };
 if (what === 'compare') {
   const [shapes, replays, seed] = numbers.map(Number) as [number, number, number];
   await compareAll(shapes, replays, seed);

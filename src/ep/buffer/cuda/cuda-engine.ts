@@ -63,8 +63,6 @@ class CudaEpEngine implements EpEngine {
   readonly #order: CudaCallOrder;
   readonly #calls: CudaCalls;
   readonly #network: CudaHostNetwork | undefined;
-  /** Number of the last call across hosts. */
-  #networkCall = 0;
   readonly #recording: RecordingOf;
   #requireIdle: (what: string) => void = () => {};
   /** The dispatch that the host waits for, which tells of its failure itself; 0 for none. */
@@ -85,7 +83,11 @@ class CudaEpEngine implements EpEngine {
     const { traps, lastEpochAddress } = calls;
     this.#memory = { addresses: window.addresses, hostPlan, traps, lastEpochAddress, counter, scratch, network };
     this.#order = new CudaCallOrder(device);
-    this.#recording = { order: this.#order, begin: () => () => this.#requireIdle('the launch of a graph') };
+    this.#recording = {
+      order: this.#order,
+      network: hooks.network,
+      begin: () => () => this.#requireIdle('the launch of a graph'),
+    };
     bindLaunches(launches, scope, this.#memory);
     this.#setTimeout({});
   }
@@ -196,7 +198,7 @@ class CudaEpEngine implements EpEngine {
     const combinedTopkWeights = weights && this.#device.empty('f32', [handle.numTokens, k]);
     traceBegin('ep.launch');
     this.#setTimeout(options);
-    this.#record();
+    this.#calls.record(this.#recording);
     const stream = this.#order.begin(options);
     this.#stage(x, 'combineRows', stream);
     if (weights) this.#stage(weights, 'combineWeights', stream);
@@ -239,13 +241,11 @@ class CudaEpEngine implements EpEngine {
 
   /** What a call needs to know besides where peers are on several hosts. */
   #crossHosts(
-    set: { set(name: 'forwardPlaces' | 'networkCall', value: number): void },
+    set: { set(name: 'forwardPlaces', value: number): void },
     { forwardPlaces }: Pick<DispatchHandle, 'forwardPlaces'>,
   ): void {
     if (forwardPlaces === undefined) return;
-    this.#networkCall = (this.#networkCall + 1) >>> 0;
     set.set('forwardPlaces', forwardPlaces.address);
-    set.set('networkCall', this.#networkCall);
     this.#network?.wake();
   }
 
@@ -268,7 +268,7 @@ class CudaEpEngine implements EpEngine {
     const call: Call = replay ? { kind: 'cached dispatch', detail: bytes, handle: to.sequence } : { kind: 'dispatch' };
     traceBegin('ep.launch');
     this.#setTimeout(options);
-    this.#record();
+    this.#calls.record(this.#recording);
     // Whatever may fail comes before the epochs are taken: the other ranks count them too.
     const stream = this.#order.begin(options);
     const { data, scales } = input;
@@ -292,11 +292,6 @@ class CudaEpEngine implements EpEngine {
     if (!replay) this.#calls.countDispatch();
     traceEnd('ep.launch');
     return this.#order.end(options);
-  }
-
-  #record(): void {
-    if (this.#network !== undefined) this.#device.context.refuseCapture('a call of ranks on several hosts');
-    this.#calls.record(this.#recording);
   }
 
   /** Waits until the kernel has told the host how many rows arrive; fails when none will, or when its wait has expired. */

@@ -66,9 +66,8 @@ class CudaLayerEngine implements LayerEngine {
   readonly #network: CudaHostNetwork | undefined;
   readonly #recording: RecordingOf;
   #requireIdle: (what: string) => void = () => {};
-  /** Number of the last dispatch, and of the last call across hosts. */
+  /** Number of the last dispatch. */
   #dispatches = 0;
-  #networkCall = 0;
 
   constructor(context: DispatchCombineContext, parts: LayerEngineParts) {
     const { memory, launches, scratch, options, calls, hooks } = parts;
@@ -84,7 +83,7 @@ class CudaLayerEngine implements LayerEngine {
     this.#calls = calls;
     this.#network = hooks.network;
     this.#order = new CudaCallOrder(device);
-    this.#recording = { order: this.#order, begin: () => this.#launchRule() };
+    this.#recording = { order: this.#order, network: hooks.network, begin: () => this.#launchRule() };
     for (const tensor of [scratch.counter, scratch.plan]) device.setBytes(tensor, 0);
     const hostPlan = this.#hostPlan;
     hooks.findFailure = () => hostPlan.takeFailure();
@@ -156,7 +155,7 @@ class CudaLayerEngine implements LayerEngine {
       throw invalidArgument('x', 'a tensor that overlaps where peers read it', allowed);
     }
     traceBegin('layer.launch');
-    this.#record();
+    this.#calls.record(this.#recording);
     const stream = this.#order.begin(options);
     if (x.address !== own) copyBytes(this.#device, { to: own, from: x.address, bytes: x.bytes }, stream);
     if (repeatedRows !== undefined && duplicates !== undefined && repeatedRows.elements > 0) {
@@ -179,7 +178,7 @@ class CudaLayerEngine implements LayerEngine {
     combine.arguments.set('openingCall', callWord(call, 'opening'));
     combine.arguments.set('closingCall', callWord(call, 'closing'));
     if (desc.tables.crossing) setCrossing(combine.arguments, desc.tables.crossing);
-    combine.arguments.set('networkCall', this.#nextNetworkCall());
+    this.#network?.wake();
     combine.launch(stream);
     traceEnd('layer.launch');
     return Promise.resolve({ combinedX, event: this.#order.end(options) });
@@ -200,12 +199,14 @@ class CudaLayerEngine implements LayerEngine {
     const { barrier } = this.#launches;
     const call: Call = { kind: 'barrier', detail: wait.intraNodeOnly ? 1 : 0 };
     const timeoutNs = this.#calls.timeoutNs(wait);
-    this.#record();
+    this.#calls.record(this.#recording);
     this.#order.beginOn(stream);
     barrier.arguments.set('timeoutNs', timeoutNs);
     barrier.arguments.set('epoch', this.#calls.nextEpochs(1));
     barrier.arguments.set('call', callWord(call, 'opening'));
-    barrier.arguments.set('networkCall', wait.intraNodeOnly ? 0 : this.#nextNetworkCall());
+    const acrossHosts = this.#network !== undefined && !wait.intraNodeOnly;
+    barrier.arguments.set('acrossHosts', acrossHosts ? 1 : 0);
+    if (acrossHosts) this.#network?.wake();
     barrier.launch(stream);
     this.#order.end({ asyncFinish: false });
   }
@@ -236,7 +237,7 @@ class CudaLayerEngine implements LayerEngine {
       },
     }));
     try {
-      this.#record();
+      this.#calls.record(this.#recording);
       return { input, tables, set, stream: this.#order.begin(options), options };
     } catch (error) {
       set[Symbol.dispose]();
@@ -274,11 +275,6 @@ class CudaLayerEngine implements LayerEngine {
   #requireHost(): void {
     const { context } = this.#device;
     context.refuseCapture('a layer dispatch without numWorstTokens, whose host waits for counts,');
-  }
-
-  #record(): void {
-    if (this.#network !== undefined) this.#device.context.refuseCapture('a call of ranks on several hosts');
-    this.#calls.record(this.#recording);
   }
 
   /** Recorded kernels write into the output of that time. */
@@ -341,14 +337,6 @@ class CudaLayerEngine implements LayerEngine {
     this.#device.setBytes(this.#scratch.plan.slice(status, status + 4), 0, stream);
   }
 
-  /** A call that crosses hosts is about to be launched; 0 on one host. */
-  #nextNetworkCall(): number {
-    if (this.#network === undefined) return 0;
-    this.#networkCall = (this.#networkCall + 1) >>> 0;
-    this.#network.wake();
-    return this.#networkCall;
-  }
-
   #launchPrepare(sending: Sending): void {
     traceBegin('layer.launch');
     const { prepare } = this.#launches;
@@ -371,7 +359,7 @@ class CudaLayerEngine implements LayerEngine {
     set.set('epoch', this.#calls.nextEpochs(1));
     set.set('call', callWord({ kind: 'layer dispatch' }, 'opening'));
     set.set('sequence', this.#calls.givenDispatch);
-    set.set('networkCall', this.#nextNetworkCall());
+    this.#network?.wake();
     prepare.launch(sending.stream);
     this.#calls.countDispatch();
     traceEnd('layer.launch');

@@ -25,13 +25,6 @@ struct ExchangeState {
   u32 counts[most][most];
 };
 
-// Graphs, whose dispatches count on, are of one host: across hosts the argument saves a register.
-template <u32 most>
-__device__ __forceinline__ u32 sequenceOf(const EpDispatchArguments& a, const ExchangeState<most>& state) {
-  if constexpr (most > epMaxRanks) return a.sequence;
-  else return state.sequence;
-}
-
 __device__ __forceinline__ ExchangeRecords recordsOf(const EpDispatchArguments& a, u32 sequence) {
   return {a.peers, a.exchangeOffset, a.groupRanks, a.recordWords, sequence};
 }
@@ -104,7 +97,7 @@ __device__ __forceinline__ void findFault(const EpDispatchArguments& a, Exchange
 // All threads call this, behind the barrier: reads all records, adds up, and judges.
 template <u32 most>
 __device__ __forceinline__ void readRecords(const EpDispatchArguments& a, ExchangeState<most>& state) {
-  const ExchangeRecords records = recordsOf(a, sequenceOf(a, state));
+  const ExchangeRecords records = recordsOf(a, state.sequence);
   const u32 words = epRecordHeaderWords + a.groupRanks;
   // The loads of a thread, mostly one, are all under way together.
   for (u32 index = threadIdx.x; index < a.groupRanks * words; index += blockDim.x) {
@@ -156,7 +149,7 @@ __device__ __forceinline__ void writePlan(const EpDispatchArguments& a, const Ex
 template <u32 most>
 __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const ExchangeState<most>& state) {
   EpHostPlan* host = static_cast<EpHostPlan*>(a.hostPlan);
-  const ExchangeRecords records = recordsOf(a, sequenceOf(a, state));
+  const ExchangeRecords records = recordsOf(a, state.sequence);
   if (threadIdx.x == 0) {
     host->numRecvTokens = rowsHere(a, state);
     if (isJudged(state.status) && loadRelaxedSystem(&host->failedSequence) == 0) {
@@ -165,7 +158,7 @@ __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const Exc
       host->culprit = state.culprit;
       host->extent = state.extent;
       // ORDER: publishes the reason.
-      storeReleaseSystem(&host->failedSequence, sequenceOf(a, state));
+      storeReleaseSystem(&host->failedSequence, state.sequence);
     }
   }
   for (u32 cell = threadIdx.x; cell < a.groupRanks * a.groupRanks; cell += blockDim.x) {
@@ -189,7 +182,7 @@ __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const Exc
   // ORDER: everything above, by any thread of the block, is in host memory before the sequence number.
   if (threadIdx.x == 0) {
     fenceSystem();
-    storeReleaseSystem(&host->sequence, sequenceOf(a, state));
+    storeReleaseSystem(&host->sequence, state.sequence);
   }
 }
 

@@ -48,13 +48,6 @@ __device__ __forceinline__ RankBarrier barrierOf(const EpDispatchArguments& a, u
   return {a.peers, a.ranks, a.rank, epoch, call, hosts ? networkOf(a).localRanks : nullptr};
 }
 
-// Graphs are of one host.
-template <bool hosts>
-__device__ __forceinline__ u32 openingEpochOf(const EpDispatchArguments& a) {
-  if constexpr (hosts) return a.openingEpoch;
-  else return firstEpoch(a.openingEpoch, a.lastEpoch);
-}
-
 // Adds this block's counts to those of the GPU. True for all threads of the block that comes last.
 template <bool hosts>
 __device__ bool addCounts(EpScratch* scratch, const EpDispatchArguments& a, DispatchShared<hosts>& shared,
@@ -98,7 +91,7 @@ __device__ void numberBlocks(EpScratch* scratch, const EpDispatchArguments& a, D
     scratch->tickets = 0;
     // ORDER: publishes the blocks' first rows.
     fenceGpu();
-    storeReleaseGpu(&scratch->numbered, sequenceOf(a, shared.exchange));
+    storeReleaseGpu(&scratch->numbered, shared.exchange.sequence);
   }
 }
 
@@ -117,13 +110,13 @@ __device__ void numberOwn(EpScratch* scratch, const EpDispatchArguments& a, Disp
 }
 
 // The last block calls this, whose record is in its network window: sends it to the forwarders. Keeps how many tokens go each way.
-__device__ __forceinline__ void sendCounts(const EpDispatchArguments& a, DispatchShared<true>& shared,
+__device__ __forceinline__ void sendCounts(const EpDispatchArguments& a, const NetworkCall& call, DispatchShared<true>& shared,
                                            const WaitScope& scope) {
   const EpNetwork& network = networkOf(a);
   if (threadIdx.x < network.ways) {
     static_cast<EpPlan*>(a.plan)->sentTokens[threadIdx.x] = shared.counts[a.groupRanks + threadIdx.x];
   }
-  const bool isSent = sendRecord(network, {a.networkCall, a.openingCall}, wordsOfRecord(a) * 4, scope);
+  const bool isSent = sendRecord(network, call, wordsOfRecord(a) * 4, scope);
   if (!isSent && threadIdx.x == 0) shared.exchange.status = epStatusTimeout;
 }
 
@@ -148,12 +141,12 @@ __device__ __forceinline__ void awaitNumbered(EpScratch* scratch, const EpDispat
 }
 
 // The last block calls this, behind readRecords(): how many tokens of each source come through this rank.
-__device__ __forceinline__ void planServed(const EpDispatchArguments& a) {
+__device__ __forceinline__ void planServed(const EpDispatchArguments& a, u32 sequence) {
   const EpNetwork& network = networkOf(a);
   if (threadIdx.x >= network.served) return;
   const u32 word = wordsBeforeWays(a) + network.servedWay[threadIdx.x];
   static_cast<EpPlan*>(a.plan)->servedTokens[threadIdx.x] =
-      recordsOf(a, a.sequence).received(a.rank, network.servedRank[threadIdx.x], word);
+      recordsOf(a, sequence).received(a.rank, network.servedRank[threadIdx.x], word);
 }
 
 // The last block calls this.
@@ -163,14 +156,17 @@ __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a,
   numberBlocks<hosts>(scratch, a, shared);
   // Without choices the counts per expert are the caller's.
   const u32* experts = a.topk != nullptr ? scratch->experts : static_cast<const u32*>(a.givenExperts);
+  const ExchangeRecords records = recordsOf(a, shared.exchange.sequence);
+  NetworkCall call = {0, a.openingCall};
   u32* copy = nullptr;
   if constexpr (hosts) {
-    copy = reinterpret_cast<u32*>(networkAt(networkOf(a), recordOutOffset(networkOf(a), a.networkCall)));
+    call = nextNetworkCall(networkOf(a), a.openingCall);
+    copy = reinterpret_cast<u32*>(networkAt(networkOf(a), recordOutOffset(networkOf(a), call.number)));
   }
-  publishRecord(a, recordsOf(a, sequenceOf(a, shared.exchange)), shared.counts, experts, ~__ldcg(&scratch->lastBadCell), copy);
-  const RankBarrier barrier = barrierOf<hosts>(a, openingEpochOf<hosts>(a), a.openingCall);
+  publishRecord(a, records, shared.counts, experts, ~__ldcg(&scratch->lastBadCell), copy);
+  const RankBarrier barrier = barrierOf<hosts>(a, firstEpoch(a.openingEpoch, a.lastEpoch), a.openingCall);
   if constexpr (hosts) {
-    sendCounts(a, shared, scope);
+    sendCounts(a, call, shared, scope);
   } else {
     __syncthreads();
     if (threadIdx.x < a.ranks) signalRank(barrier, threadIdx.x);
@@ -181,7 +177,7 @@ __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a,
   numberOwn<hosts>(scratch, a, shared, masks);
   if constexpr (hosts) {
     const MeetingState state = {&shared.exchange.status, &shared.exchange.culprit};
-    spreadRecords(networkOf(a), {a.networkCall, a.openingCall}, recordsOf(a, a.sequence), a.ranks, wordsOfRecord(a), state, scope);
+    spreadRecords(networkOf(a), call, records, a.ranks, wordsOfRecord(a), state, scope);
   }
   // A rank that has not heard of those it serves does not tell the others that it has.
   const bool meets = !hosts || shared.exchange.status == epStatusGood;
@@ -196,7 +192,7 @@ __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a,
   __syncthreads();
   if (shared.exchange.status == epStatusGood) {
     readRecords(a, shared.exchange);
-    if constexpr (hosts) planServed(a);
+    if constexpr (hosts) planServed(a, shared.exchange.sequence);
   }
   if constexpr (hosts) awaitNumbered(scratch, a, shared, scope);
   writePlan(a, shared.exchange);
@@ -204,7 +200,7 @@ __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a,
   if (threadIdx.x == 0) {
     // ORDER: publishes the plan to the other blocks.
     fenceGpu();
-    storeReleaseGpu(&scratch->planned, sequenceOf(a, shared.exchange));
+    storeReleaseGpu(&scratch->planned, shared.exchange.sequence);
   }
   tellHost(a, shared.exchange);
 }
@@ -252,12 +248,12 @@ __device__ u32 prepareDispatch(const EpDispatchArguments& a, DispatchShared<host
   if (addCounts<hosts>(scratch, a, shared, experts)) {
     exchangeCounts<hosts>(scratch, a, shared, masks, scope);
   } else {
-    if (!awaitNumber(&scratch->numbered, sequenceOf(a, shared.exchange), a, scope)) return epStatusTimeout;
+    if (!awaitNumber(&scratch->numbered, shared.exchange.sequence, a, scope)) return epStatusTimeout;
     // That was for blocks of this GPU; the time for the peers begins now, as it does for the block that waits for them.
     if (threadIdx.x == 0) *scope.firstWait = 0;
     numberOwn<hosts>(scratch, a, shared, masks);
     if constexpr (hosts) tellNumbered(scratch);
-    if (!awaitNumber(&scratch->planned, sequenceOf(a, shared.exchange), a, scope)) return epStatusTimeout;
+    if (!awaitNumber(&scratch->planned, shared.exchange.sequence, a, scope)) return epStatusTimeout;
   }
   // ORDER: what lay in the staging memory was written by ordinary stores; the copy engine writes there next.
   fenceProxyAsyncShared();

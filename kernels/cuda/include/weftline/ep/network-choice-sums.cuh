@@ -114,7 +114,7 @@ __device__ __forceinline__ bool combineAcrossHosts(const LayerCombineArguments& 
   const EpNetwork& network = networkOf(a);
   const LayerRoute& route = *static_cast<const LayerRoute*>(a.route);
   const u32 stride = sumStrideOf<Element>(a);
-  const NetworkCall call = {a.networkCall, a.openingCall};
+  const NetworkCall call = nextNetworkCall(network, a.openingCall);
   // What this block's waits share is ready for all its threads.
   __syncthreads();
   if (blockIdx.x == 0 && !sendHeader(network, call, scope)) return false;

@@ -14,10 +14,23 @@ constexpr u64 graceNs = 1000000000;
 
 // What a call on several hosts is called.
 struct NetworkCall {
-  // Number of the call among the buffer's, and its call word.
+  // Number of the call among the object's, and its call word.
   u32 number;
   u32 word;
 };
+
+// Number of the object's last call over the network. No cell counts signals of this rank to itself, so its own line of `seen` keeps it.
+__device__ __forceinline__ u32* lastNetworkCall(const EpNetwork& network) {
+  return seenOf(network, network.rank, networkCellCalls);
+}
+
+// The call that a kernel makes. All ranks make the same calls in the same order, so all count alike, in direct launches and in graphs.
+__device__ __forceinline__ NetworkCall nextNetworkCall(const EpNetwork& network, u32 word) {
+  return {__ldcg(lastNetworkCall(network)) + 1, word};
+}
+
+// One thread calls this once per call, when no block of the kernel still asks for the number.
+__device__ __forceinline__ void countNetworkCall(const EpNetwork& network) { ++*lastNetworkCall(network); }
 
 // All threads of one block, which has written `bytes` of this rank's record, call this: sends it to all forwarders.
 __device__ __forceinline__ bool sendRecord(const EpNetwork& network, const NetworkCall& call, u32 bytes,

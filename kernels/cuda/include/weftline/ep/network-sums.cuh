@@ -176,7 +176,7 @@ __device__ __forceinline__ bool combineAcrossHosts(const EpCombineArguments& a, 
                                                    const WaitScope& scope) {
   __shared__ u32 needed[epMaxWays];
   const EpNetwork& network = networkOf(a);
-  const NetworkCall call = {a.networkCall, a.openingCall};
+  const NetworkCall call = nextNetworkCall(network, a.openingCall);
   // What this block's waits share is ready for all its threads.
   __syncthreads();
   if (blockIdx.x == 0 && !sendHeader(network, call, scope)) return false;
