@@ -2,6 +2,7 @@
 // what it has of a token and puts one row to the token's rank, or peers read the experts' rows where they lie.
 #include "weftline/abi.cuh"
 #include "weftline/launch-order.cuh"
+#include "weftline/low-latency/add-hosts.cuh"
 #include "weftline/low-latency/arriving-words.cuh"
 #include "weftline/low-latency/members.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
@@ -58,7 +59,7 @@ struct ChoicesHere {
     const i32 row = isChoice ? static_cast<const i32*>(a.rowOf)[cell] : lowLatencyElsewhere;
     const f32 weight = isChoice ? static_cast<const f32*>(a.rowWeights)[cell] : 0.0f;
     if (!__any_sync(0xffffffffu, row != lowLatencyElsewhere)) return {{nullptr, 0}, nullptr};
-    u8* out = combineRowsAt(a, at.block) + (static_cast<u64>(a.rank) * a.maxTokens + at.row) * a.rowBytes;
+    u8* out = combineRowsAt(a, at.block) + (static_cast<u64>(a.column) * a.maxTokens + at.row) * a.rowBytes;
     if (row < 0) return {{nullptr, 0}, out};
     return {{static_cast<const u8*>(a.y) + static_cast<u64>(row) * a.rowBytes, weight}, out};
   }
@@ -195,35 +196,14 @@ __device__ __forceinline__ void keep(const LowLatencyCombineArguments& a, LowLat
   own.combineOf[a.result] = number;
 }
 
-// One thread per peer calls this.
-__device__ __forceinline__ bool awaitSums(const LowLatencyCombineArguments& a, u32 r, u32 number, const WaitScope& scope) {
-  const bool isTimed = a.waitStats != nullptr && blockIdx.x == 0;
-  const u64 began = isTimed ? globalTimer() : 0;
-  const FailingWord combined = {&flagsAt(a.peers[a.rank], r)->combined};
-  const WaitFor whom = {r, waitWord(lowLatencyWaitCombineRows, a.call)};
-  if (!awaitPeer({a.peers, a.ranks, a.rank}, combined, number, scope, whom)) return false;
-  if (isTimed) static_cast<u64*>(a.waitStats)[r] += globalTimer() - began;
-  return true;
-}
-
-// One thread per peer calls this, while others add up: a peer in another call ends the use of the object, whatever the sums are. Where sums
-// show by themselves that they are here, it waits for the peer's call. False when the peer cannot go on.
-__device__ __forceinline__ bool checkCall(const LowLatencyCombineArguments& a, u32 r, u32 number, const WaitScope& scope) {
-  const bool isTimed = lowLatencySumsShow && a.waitStats != nullptr && blockIdx.x == 0;
-  const u64 began = isTimed ? globalTimer() : 0;
-  const LowLatencyRanks all = {a.peers, a.ranks, a.rank};
-  const WaitFor whom = {r, waitWord(lowLatencyWaitCombineRows, a.call)};
-  const u64* cell = &flagsAt(a.peers[a.rank], r)->combineCalls[number % lowLatencyCalls];
-  u64 call = 0;
-  if (!awaitCall(all, number, scope, whom, [&]() { return call = loadRelaxedSystem(cell); })) return false;
-  if (isTimed) static_cast<u64*>(a.waitStats)[r] += globalTimer() - began;
-  return isSameCall(all, call, number, a.call, scope, whom);
-}
-
 __device__ __forceinline__ void receive(const LowLatencyCombineArguments& a, LowLatencyBlock& own, u32 number,
                                         const WaitScope& scope) {
   const u32 r = threadIdx.x - keeping;
-  if constexpr (lowLatencySumsShow) {
+  if constexpr (lowLatencyAcrossHosts) {
+    if (!awaitHosts(a, number, own.combineUses[a.result], scope)) return;
+    letSuccessorStart();
+    if (!addHosts(a, number, scope)) return;
+  } else if constexpr (lowLatencySumsShow) {
     // The last warp, which has least to add up, does this.
     if (r < lanesPerWarp) {
       if (!__all_sync(0xffffffffu, r >= a.ranks || checkCall(a, r, number, scope))) return;
@@ -246,6 +226,7 @@ __device__ __forceinline__ void receive(const LowLatencyCombineArguments& a, Low
   }
   giveUpRead<lowLatencySumsShow>({a.peers, a.ranks, a.rank},
                                  [&](LowLatencyFlags* flags) { return &flags->taken[a.result]; });
+  if constexpr (lowLatencyAcrossHosts) freeHostSums(a, scope);
 }
 
 // Where ranks come and go, by the first warp of the first block: who gets rows, once what an earlier combine left in the memory of

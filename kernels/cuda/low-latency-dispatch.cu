@@ -36,7 +36,8 @@ __device__ __forceinline__ bool send(const LowLatencyDispatchArguments& a, LowLa
   const u32 uses = own.sent[a.slot];
   const auto areSlotsFree = [&]() {
     const u32 peer = threadIdx.x - awaitingSlots;
-    if (peer >= a.ranks) return true;
+    // The rank that stands here for one on another host waits for its slots.
+    if (peer >= a.ranks || (lowLatencyAcrossHosts && (a.active >> peer & 1u) == 0)) return true;
     const LowLatencyFlags* flags = flagsAt(a.peers[a.rank], peer);
     return awaitPeer({a.peers, a.ranks, a.rank}, PlainWord{&flags->released[a.slot], flags}, uses, scope,
                      {peer, waitWord(lowLatencyWaitSlot, a.call)});
@@ -45,7 +46,8 @@ __device__ __forceinline__ bool send(const LowLatencyDispatchArguments& a, LowLa
   if constexpr (lowLatencyRowsShow) return true;
   __syncthreads();
   // ORDER: publishes what this block wrote.
-  if (threadIdx.x < a.ranks) addReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->arrived, blockShare());
+  const bool isTold = threadIdx.x < a.ranks && (!lowLatencyAcrossHosts || (a.active >> threadIdx.x & 1u) != 0);
+  if (isTold) addReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->arrived, blockShare());
   return true;
 }
 

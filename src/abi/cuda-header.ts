@@ -95,6 +95,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   lowLatencyState: lowLatency.lowLatencyStates,
   lowLatencyTravels: lowLatency.lowLatencyTravels,
   lowLatencyWait: lowLatency.lowLatencyWaits,
+  lowLatencyGroup: lowLatency.lowLatencyGroups,
   collective: {
     maxRanks: collectives.COLLECTIVE_MAX_RANKS,
     maxRanksAcrossHosts: collectives.COLLECTIVE_MAX_RANKS_ACROSS_HOSTS,

@@ -1,7 +1,8 @@
 // What ranks share in low-latency mode: how far each one is, what each calls, how scales of fp8 rows are written; and what the
 // CUDA kernels take.
-import { EP_MAX_RANKS } from './ep.ts';
+import { EP_MAX_GROUP_RANKS, EP_MAX_RANKS, EP_MAX_WAYS } from './ep.ts';
 import { defineLayout } from './layout.ts';
+import { EP_MAX_SERVED } from './network.ts';
 
 /** Results of dispatches, and handles, that are alive at once; the parity of a dispatch's number tells which memory is its. */
 export const LOW_LATENCY_RESULTS = 2;
@@ -197,7 +198,46 @@ export const lowLatencyScales = { f32: 0, rounded: 1, ue8m0: 2 } as const;
 /** Rows as a dispatch brings them: of fp8 those whose bytes are a multiple of 16, and of 8. */
 export const lowLatencyRows = { bf16: 0, fp8: 1, fp8Narrow: 2 } as const;
 
-const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;
+/** What the ranks of an object are: fixed, all on one host; such that come and go; fixed, on several hosts. */
+export const lowLatencyGroups = { host: 0, elastic: 1, hosts: 2 } as const;
+
+/**
+ * On GPUs, the first bytes of what a dispatch sends to a rank of another host, and of the sums that come back. Of a dispatch
+ * follow, each at a multiple of 16 bytes: i32 [tokens, 1 + ranks of that host ('rank-major') or 1] the row of each token in the
+ * message and at each of those ranks, -1 for none; LowLatencyChoice [tokens, K] with the number among all experts; the rows, each
+ * with its scales behind it. Of sums follow the rows.
+ */
+export const lowLatencyHostMessage = defineLayout(
+  'LowLatencyHostMessage',
+  {
+    tokens: 'u32',
+    rows: 'u32',
+    /** What the ranks must agree on. */
+    call: 'u32',
+    /** The number of the dispatch or the combine. */
+    number: 'u32',
+    /** One of lowLatencyFailures, and its detail: nothing follows then. */
+    failure: 'u32',
+    detail: 'u32',
+  },
+  64,
+);
+
+/** On GPUs, how many blocks are done with what the last one of them ends; zero at first, and between kernels. */
+export const lowLatencyHostsDone = defineLayout('LowLatencyHostsDone', {
+  sent: 'u32',
+  forwarded: 'u32',
+  added: 'u32',
+  /** The flat index of the first choice that is none of an expert, all its bits changed; 0 for none. */
+  badChoice: 'u32',
+  /** Rows that go each way. */
+  rows: { of: 'u32', count: EP_MAX_WAYS },
+  /** For each source that is served. */
+  summed: { of: 'u32', count: EP_MAX_SERVED },
+});
+
+/** Across hosts the window of a rank elsewhere is a stand-in, in the window of the rank that stands for it here. */
+const peers = { of: 'ptr', count: EP_MAX_GROUP_RANKS } as const;
 
 /** Offsets are from the start of a window, to the slot in use; `countsOffset` to the counts of all numbers of calls. */
 export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArguments', {
@@ -240,6 +280,17 @@ export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArgum
   keptChoices: 'ptr',
   expertStats: 'ptr',
   waitStats: 'ptr',
+  /** Across hosts: EpNetwork, LowLatencyHostsDone. */
+  network: 'ptr',
+  hostsDone: 'ptr',
+  /** i32 [T, ways]: the row of each token among those that go this way, or -1. */
+  sentWays: 'ptr',
+  /**
+   * For each source that is served: i32 [M, ranks of this host], where each row of its message stands in the source's slot at each
+   * rank here, or -1; u32, how many rows it has.
+   */
+  servedRows: 'ptr',
+  servedCounts: 'ptr',
   /** u64 in host memory: rows beyond the capacity of their experts so far. */
   droppedRows: 'ptr',
   trap: 'ptr',
@@ -280,7 +331,7 @@ export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArgum
   /** Dispatches that a receive slot is for at a time; in 'rank-major' the slot that this dispatch gives up. */
   slots: 'u32',
   releasedSlot: 'u32',
-  /** Set by the kernel itself: as in LowLatencyDecision. */
+  /** Set by the kernel itself: as in LowLatencyDecision. Across hosts `active` has the ranks of this host. */
   active: 'u32',
   told: 'u32',
 });
@@ -309,12 +360,20 @@ export const lowLatencyCombineArguments = defineLayout('LowLatencyCombineArgumen
   keptChoices: 'ptr',
   droppedChoices: 'ptr',
   waitStats: 'ptr',
+  /** Across hosts, the same as in LowLatencyDispatchArguments of the dispatch. */
+  network: 'ptr',
+  hostsDone: 'ptr',
+  sentWays: 'ptr',
+  servedRows: 'ptr',
+  servedCounts: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
   rowsOffset: 'u64',
   firstRowsOffset: 'u64',
   ranks: 'u32',
   rank: 'u32',
+  /** The block of rows that this rank writes, of those that peers put to a rank: its rank, or its index on its host. */
+  column: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
   topkColumns: 'u32',

@@ -28,6 +28,8 @@ export const networkCells = {
   released: 5 + 2 * MAX_NETWORK_CHANNELS,
   /** Low-latency combines that have ended there, by result: two cells. */
   ended: 6 + 2 * MAX_NETWORK_CHANNELS,
+  /** On GPUs, whose low-latency calls use one cell of `rows`: dispatches that the peer has forwarded, by receive slot: three cells. */
+  slots: 3,
 } as const;
 
 const CELL_BYTES = 8;
@@ -44,7 +46,6 @@ export function networkCellOffset(peer: number, cell: number): number {
   return peer * NETWORK_LINE_BYTES + cell * CELL_BYTES;
 }
 
-/** Most hosts besides the own one; a token has a lane for each rank of the group and for each of those. */
 /** Most sources of other hosts that one rank serves. */
 export const EP_MAX_SERVED = EP_MAX_GROUP_RANKS;
 
@@ -76,6 +77,13 @@ export const epNetwork = defineLayout('EpNetwork', {
   /** `maxServed` slots: rows that have come; in combine, the sums that go back. */
   inOffset: 'u64',
   slotBytes: 'u64',
+  /**
+   * Low-latency calls alone have these, and slots of `out` and `in` for each receive slot: for each result a slot of `sumsBytes` for
+   * the sums that go back to each source that is served, and one for those that come back by each way.
+   */
+  sumsOffset: 'u64',
+  returnedOffset: 'u64',
+  sumsBytes: 'u64',
   recordBytes: 'u32',
   maxServed: 'u32',
   /** Most tokens of any rank, and most chunks that they make. */

@@ -43,6 +43,7 @@ import { kvSumArguments } from '../../abi/kv.ts';
 import {
   lowLatencyCombineArguments,
   lowLatencyDispatchArguments,
+  lowLatencyGroups,
   lowLatencyRows,
   lowLatencyTravels,
 } from '../../abi/low-latency.ts';
@@ -95,10 +96,13 @@ const columns = { COLUMNS: { choices: [8, 32] } } as const;
 /** 1 for a group on several hosts. */
 const hosts = { HOSTS: { choices: [0, 1] } } as const;
 /**
- * 1 where ranks come and go. What an object is made for is compiled into its kernels: instructions that they would jump over have to
- * be fetched, and calls are short enough to feel it.
+ * What the ranks of a low-latency object are. What it is made for is compiled into its kernels: instructions that they would jump
+ * over have to be fetched, and calls are short enough to feel it.
  */
-const elastic = { ELASTIC: { choices: [0, 1] } } as const;
+const group = { GROUP: { choices: Object.values(lowLatencyGroups) } };
+const rankMajor = { RANK_MAJOR: { choices: [0, 1] } };
+const rows = { ROWS: { choices: Object.values(lowLatencyRows) } };
+const travels = { TRAVELS: { choices: Object.values(lowLatencyTravels) } };
 const formats = { FORMAT: { choices: Object.values(reductionFormats) } };
 
 /** One declaration for each file. */
@@ -132,12 +136,22 @@ export const kernelFiles = {
   lowLatencyDispatch: kernelFile(
     'low-latency-dispatch.cu',
     { lowLatencyDispatch: lowLatencyDispatchArguments },
-    { constants: { ...elastic, RANK_MAJOR: { choices: [0, 1] }, ROWS: { choices: Object.values(lowLatencyRows) } } },
+    { constants: { ...group, ...rankMajor, ...rows } },
   ),
   lowLatencyCombine: kernelFile(
     'low-latency-combine.cu',
     { lowLatencyCombine: lowLatencyCombineArguments },
-    { constants: { ...elastic, TRAVELS: { choices: Object.values(lowLatencyTravels) } } },
+    { constants: { ...group, ...travels } },
+  ),
+  lowLatencyForward: kernelFile(
+    'low-latency-forward.cu',
+    { lowLatencySendHosts: lowLatencyDispatchArguments, lowLatencyForward: lowLatencyDispatchArguments },
+    { constants: { ...rankMajor, ...rows } },
+  ),
+  lowLatencyHostSums: kernelFile(
+    'low-latency-host-sums.cu',
+    { lowLatencyHostSums: lowLatencyCombineArguments },
+    { constants: travels },
   ),
   collectiveCopy: kernelFile('collective-copies.cu', { collectiveCopies: collectiveArguments }),
   collectiveReduction: kernelFile(

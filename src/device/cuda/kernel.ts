@@ -81,7 +81,7 @@ export class LaunchPlan<Name extends string = string> {
   #stream: CudaStream | undefined;
 
   /** Use kernel.plan(). */
-  constructor({ context, handle, label, options }: LaunchTarget<Name>, shape: LaunchShape) {
+  constructor({ context, handle, label, options }: LaunchTarget<Name>, shape: LaunchShape, sharing?: LaunchPlan<Name>) {
     const layout = options.arguments;
     const offsets = options.passing === 'structure' ? [0] : Object.values<number>(layout.offset);
     const parameters = alignUp(PARAMETER_TABLE + 8 * offsets.length, 64);
@@ -95,11 +95,11 @@ export class LaunchPlan<Name extends string = string> {
     this.#view = new DataView(memory);
     this.#configuration = base;
     this.#parameters = base + PARAMETER_TABLE;
-    this.arguments = new Block(layout, memory, parameters);
-    this.argumentBytes = new DataView(memory, parameters, layout.size);
-    for (const [index, offset] of offsets.entries()) {
-      this.#setAddress(PARAMETER_TABLE + 8 * index, base + parameters + offset);
-    }
+    this.arguments = sharing?.arguments ?? new Block(layout, memory, parameters);
+    this.argumentBytes = sharing?.argumentBytes ?? new DataView(memory, parameters, layout.size);
+    const { buffer, byteOffset } = this.argumentBytes;
+    const first = Number(addressOf(new Uint8Array(buffer))) + byteOffset;
+    for (const [index, offset] of offsets.entries()) this.#setAddress(PARAMETER_TABLE + 8 * index, first + offset);
     this.setGrid(shape.grid);
     this.#setExtent(BLOCK, shape.block, 'block');
     this.#view.setUint32(SHARED_BYTES, shape.sharedBytes ?? 0, true);
@@ -223,11 +223,15 @@ export class CudaKernel<Name extends string = string> {
     this.#dynamicSharedBytes = PLAIN_SHARED_BYTES - value[0];
   }
 
-  /** Prepares launches of this shape; keep the plan and set its arguments before each launch. */
-  plan(shape: LaunchShape): LaunchPlan<Name> {
+  /**
+   * Prepares launches of this shape; keep the plan and set its arguments before each launch.
+   * @param sharing A plan of a kernel that takes the same layout, whose arguments become those of this plan.
+   */
+  plan(shape: LaunchShape, sharing?: LaunchPlan<Name>): LaunchPlan<Name> {
     const { context } = this.#module;
     this.#allowShared(shape.sharedBytes ?? 0);
-    return new LaunchPlan({ context, handle: this.#handle, label: this.label, options: this.#options }, shape);
+    const target = { context, handle: this.#handle, label: this.label, options: this.#options };
+    return new LaunchPlan(target, shape, sharing);
   }
 
   /** Blocks of so many threads that the whole device holds at once; the most for a cooperative launch. */

@@ -165,9 +165,10 @@ export function networkSize(shape: NetworkShape): NetworkSize {
 /**
  * `cells`: signals of peers are counted there. `aborts`: what ranks say when they give up, for the hosts alone. `recordOut`, `recordIn`: records of a call, by its parity; of this rank, and
  * a slot per source that it serves. `out`: a slot per other host: rows on their way there; in combine, what comes back.
- * `in`: a slot per source served: rows that came; in combine, the sums that go back.
+ * `in`: a slot per source served: rows that came; in combine, the sums that go back. Low-latency calls have no records, slots for
+ * each receive slot, and for each result sums that go back in `sums` and come back in `returned`.
  */
-type PinnedRegion = 'cells' | 'aborts' | 'recordOut' | 'recordIn' | 'out' | 'in';
+type PinnedRegion = 'cells' | 'aborts' | 'recordOut' | 'recordIn' | 'out' | 'in' | 'sums' | 'returned';
 
 /** What the network side of a GPU rank takes, in bytes. */
 export interface PinnedNetworkSize {
@@ -180,7 +181,9 @@ export interface PinnedNetworkSize {
   readonly slotBytes: number;
   /** @internal */
   readonly recordBytes: number;
-  /** @internal Slots of `in`. */
+  /** @internal Bytes of a slot of `sums` and `returned`. */
+  readonly sumsBytes: number;
+  /** @internal Sources that a rank serves at most. */
   readonly maxServed: number;
   /** @internal Most chunks that the rows of one slot make. */
   readonly maxChunks: number;
@@ -211,9 +214,11 @@ export function pinnedNetworkSize(shape: PinnedNetworkShape): PinnedNetworkSize 
     recordIn: 2 * served * recordBytes,
     out: (hosts.length - 1) * slotBytes,
     in: served * slotBytes,
+    sums: 0,
+    returned: 0,
   });
   const maxChunks = Math.ceil(maxTokensPerRank / networkChunkRows(PINNED_CHUNK_BYTES.least, most));
-  return { memory: 'pinned', bytes, regions, slotBytes, recordBytes, maxServed: served, maxChunks };
+  return { memory: 'pinned', bytes, regions, slotBytes, recordBytes, sumsBytes: 0, maxServed: served, maxChunks };
 }
 
 // A network side within the bytes that the caller gives it, or in memory that the caller made.

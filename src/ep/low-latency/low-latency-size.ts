@@ -1,4 +1,5 @@
 // What an EpLowLatency takes: its configuration, the regions of a rank's window and their sizes, before anything is allocated.
+import { EP_MAX_GROUP_RANKS, EP_MAX_WAYS } from '../../abi/ep.ts';
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { alignUp } from '../../abi/layout.ts';
 import {
@@ -6,6 +7,7 @@ import {
   LOW_LATENCY_RESULTS,
   lowLatencyChoice,
   lowLatencyFlags,
+  lowLatencyHostMessage,
   lowLatencyMember,
 } from '../../abi/low-latency.ts';
 import { networkCellsBytes } from '../../abi/network.ts';
@@ -17,7 +19,13 @@ import { networkAbortsBytes } from '../../group/network/peer-words.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { bytesOfSum, type CombinePrecision, combinePrecisions, numberHosts } from '../across-hosts/network-size.ts';
+import {
+  bytesOfSum,
+  type CombinePrecision,
+  combinePrecisions,
+  numberHosts,
+  type PinnedNetworkSize,
+} from '../across-hosts/network-size.ts';
 import { epRules, requireExperts } from '../buffer/buffer-size.ts';
 import { lowLatencyBell, lowLatencyCell, memberBoardLayout } from './members/low-latency-cells.ts';
 import type { MemorySize } from '../memory-size.ts';
@@ -116,10 +124,11 @@ export type LowLatencyRegion =
   | 'topkIdx'
   | 'topkWeights'
   | 'combineRows'
+  | 'standIns'
   | LowLatencyNetworkRegion;
 
 /**
- * Regions of a group on several hosts. For each way to another host: `sent` is what dispatches send there, `returned` what combines
+ * Regions of CPU ranks of a group on several hosts. For each way to another host: `sent` is what dispatches send there, `returned` what combines
  * bring back. For each source that the rank serves here: `landed` is what its dispatches send, `sums` what goes back to it. With
  * combineTravels 'choices' weights go there in combine (`sentWeights`, `landedWeights`), and ranks here tell in
  * `servedFirstRows` what they tell ranks of this host in `firstRows`.
@@ -148,6 +157,8 @@ export interface LowLatencySize extends MemorySize {
    * first needs it. 0 where results lie in the window ('rank-major').
    */
   readonly resultBytes: { readonly bf16: number; readonly fp8: number };
+  /** What a GPU of a group on several hosts takes of its host's memory besides. */
+  readonly network?: PinnedNetworkSize | undefined;
   /** @internal Dispatches whose rows a rank can hold before it has taken them. */
   readonly receiveSlots: number;
   /** @internal Rows of one slot of `combineRows`. */
@@ -182,17 +193,19 @@ export function lowLatencySize(
   // Rows by rank stay where they came until the second dispatch after their own begins here. With a third slot a rank that
   // is a call behind holds up nobody. Rows by expert are copied out, and their slot is free as soon as they came.
   const receiveSlots = isExpertMajor ? LOW_LATENCY_RESULTS : LOW_LATENCY_RESULTS + 1;
-  const isByChoice = travelsByChoice(full);
-  const combineRowCount = isByChoice ? experts * full.maxTokensPerExpert : numRanks * full.maxTokensPerRank;
+  const own = isCpu ? onCpus(hosts) : onGpus(hosts);
+  const cells = numRanks * own.cell;
+  const { combineRowCount, combineRows, standIns } = combiningRows(full, own.gpuHosts, numRanks, cells);
   const slots: Record<LowLatencyRegion, RegionSlots> = {
-    // First of all: kernels count from the start of a window.
-    cells: [1, numRanks * (isCpu ? lowLatencyCell : lowLatencyFlags).size],
-    bell: [1, isCpu ? lowLatencyBell.size : 0],
-    member: [1, isCpu ? lowLatencyMember.size : 0],
-    firstRows: [LOW_LATENCY_RESULTS, isByChoice ? full.numExperts * 4 : 0],
+    // First of all: kernels count from the start of a window, and these are what a stand-in has of it.
+    cells: [1, cells],
+    combineRows,
+    standIns,
+    bell: [1, own.bell],
+    member: [1, own.member],
+    firstRows: [LOW_LATENCY_RESULTS, travelsByChoice(full) ? full.numExperts * 4 : 0],
     ...arrivingRows(full, numRanks, { receiveSlots, isByExpertOnGpu: !isCpu && isExpertMajor }),
-    combineRows: [LOW_LATENCY_RESULTS, combineRowCount * hidden * 2],
-    ...networkRegions(full, hosts, receiveSlots),
+    ...networkRegions(full, own.cpuHosts, receiveSlots),
   };
   const entries = Object.entries(slots) as [LowLatencyRegion, RegionSlots][];
   const { bytes, regions } = layOutRegions(
@@ -206,6 +219,7 @@ export function lowLatencySize(
     addressSpaceBytes: windows,
     sharedMemoryBytes: numRanks === 1 ? 0 : isCpu ? windows : membersBytes,
     resultBytes: { bf16: resultRows * hidden * 2, fp8: resultRows * (hidden + groups * 4) },
+    network: pinnedSize(full, own.gpuHosts, receiveSlots),
     receiveSlots,
     combineRowCount,
     regions: Object.fromEntries(
@@ -220,6 +234,35 @@ export function travelsByChoice({ layout, combineTravels }: Required<LowLatencyC
 }
 
 type RegionSlots = readonly [count: number, bytes: number];
+
+/** What a rank has in its window for each peer or for itself, and the hosts between which it is carried. */
+function onCpus(cpuHosts: Hosts) {
+  const { size: cell } = lowLatencyCell;
+  return { cell, bell: lowLatencyBell.size, member: lowLatencyMember.size, cpuHosts, gpuHosts: [] };
+}
+
+function onGpus(gpuHosts: Hosts) {
+  return { cell: lowLatencyFlags.size, bell: 0, member: 0, cpuHosts: [], gpuHosts };
+}
+
+/**
+ * Where experts' rows or their sums are read by peers, or put by them. `hosts`: of ranks on GPUs, empty for others. Across them
+ * only ranks of the same host put sums to each other, and for a rank elsewhere they do to its stand-in: the begin of a window.
+ */
+// oxlint-disable-next-line max-params -- what all sizes follow from
+function combiningRows(config: Required<LowLatencyConfig>, hosts: Hosts, numRanks: number, cells: number) {
+  const { layout, maxTokensPerExpert, maxTokensPerRank, numExperts, hidden } = config;
+  const isPushed = layout === 'expert-major' && !travelsByChoice(config);
+  const isAcross = hosts.length > 1;
+  const blocks = isAcross && isPushed ? Math.max(...hosts.map(({ length }) => length)) : numRanks;
+  const combineRowCount = travelsByChoice(config)
+    ? (numExperts / numRanks) * maxTokensPerExpert
+    : blocks * maxTokensPerRank;
+  const combineRows: RegionSlots = [LOW_LATENCY_RESULTS, combineRowCount * hidden * 2];
+  const standIn = strideOf([1, cells]) + (isPushed ? LOW_LATENCY_RESULTS * strideOf(combineRows) : 0);
+  const standIns: RegionSlots = [isAcross ? maxServed(hosts) : 0, standIn];
+  return { combineRowCount, combineRows, standIns };
+}
 
 /** Regions for the rows of a dispatch, and for what comes with them. On GPUs rows by expert stand where their tokens do. */
 function arrivingRows(
@@ -250,7 +293,7 @@ function networkRegions(
   hosts: Hosts,
   receiveSlots: number,
 ): Record<LowLatencyNetworkRegion, RegionSlots> {
-  const ways = hosts.length - 1;
+  const ways = Math.max(hosts.length - 1, 0);
   const ranks = ways === 0 ? 0 : hosts.flat().length;
   const message = lowLatencyMessage(config, config.maxTokensPerRank, MOST_BESIDE).bytes;
   const sums = lowLatencySumsBytes(config, config.maxTokensPerRank);
@@ -268,6 +311,37 @@ function networkRegions(
     landedWeights: [served * LOW_LATENCY_RESULTS, weights],
     servedFirstRows: [served * LOW_LATENCY_RESULTS, isByChoice ? config.numExperts * 4 : 0],
   };
+}
+
+/** The memory of a GPU of a group on several hosts that messages cross through; see lowLatencyHostMessage. */
+function pinnedSize(
+  config: Required<LowLatencyConfig>,
+  hosts: Hosts,
+  receiveSlots: number,
+): PinnedNetworkSize | undefined {
+  if (hosts.length <= 1) return undefined;
+  const { layout, hidden, maxTopk, maxTokensPerRank: most } = config;
+  const ranks = hosts.flat().length;
+  const ways = hosts.length - 1;
+  const served = maxServed(hosts);
+  const header = lowLatencyHostMessage.size;
+  const places = layout === 'rank-major' ? 1 + Math.max(...hosts.map(({ length }) => length)) : 1;
+  const beside = alignUp(most * places * 4, ARRAY_ALIGNMENT) + most * maxTopk * lowLatencyChoice.size;
+  // Rows of bf16 have as many bytes as those of fp8 with their scales, or more, but for the shortest ones.
+  const row = Math.max(hidden * 2, alignUp(hidden + Math.ceil(hidden / FP8_GROUP) * 4, ARRAY_ALIGNMENT));
+  const slotBytes = alignUp(header + beside + most * row, SLOT_ALIGNMENT);
+  const sumsBytes = alignUp(lowLatencySumsBytes(config, most), SLOT_ALIGNMENT);
+  const { bytes, regions } = layOutRegions({
+    cells: networkCellsBytes(ranks),
+    aborts: networkAbortsBytes(ranks),
+    recordOut: 0,
+    recordIn: 0,
+    out: ways * receiveSlots * slotBytes,
+    in: served * receiveSlots * slotBytes,
+    sums: served * LOW_LATENCY_RESULTS * sumsBytes,
+    returned: ways * LOW_LATENCY_RESULTS * sumsBytes,
+  });
+  return { memory: 'pinned', bytes, regions, slotBytes, recordBytes: 0, sumsBytes, maxServed: served, maxChunks: 1 };
 }
 
 // What ranks of different hosts send each other: one run of bytes for each dispatch and combine.
@@ -375,4 +449,15 @@ export function requireOneHost({ topology }: RankGroup, what: string): void {
   if (length === 1) return;
   const message = `${what} works within one host for now, and the group's ranks are on ${length}: use EpBuffer there`;
   throw new WeftlineError('WL_UNSUPPORTED', message, { details: { hosts: length } });
+}
+
+/** Fails with WL_UNSUPPORTED for more hosts or ranks than kernels serve. */
+export function requireFewHosts({ size, topology }: RankGroup): void {
+  const { length } = topology.hosts;
+  if (length === 1 || (size <= EP_MAX_GROUP_RANKS && length - 1 <= EP_MAX_WAYS)) return;
+  throw new WeftlineError(
+    'WL_UNSUPPORTED',
+    `An EpLowLatency on GPUs across hosts has at most ${EP_MAX_GROUP_RANKS} ranks on ${EP_MAX_WAYS + 1} hosts, got ${size} on ${length}: make groups of fewer ranks`,
+    { details: { ranks: size, hosts: length, most: EP_MAX_GROUP_RANKS } },
+  );
 }

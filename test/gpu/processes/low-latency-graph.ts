@@ -4,7 +4,7 @@ import { type CudaDevice, type Tensor, WeftlineError } from 'weftline';
 import { EpLowLatency, type LowLatencyDispatchResult } from 'weftline/ep';
 import { join } from 'weftline/world';
 import { random } from '../../local/ranks/ep-case.ts';
-import { makeShapes, type LowLatencyMode, lowLatencyModes } from '../../local/ranks/low-latency-shapes.ts';
+import { makeShapes, type LowLatencyMode, modesOn } from '../../local/ranks/low-latency-shapes.ts';
 import { openTestDevice } from '../../local/support/test-device.ts';
 
 const [what] = process.argv.slice(2);
@@ -114,5 +114,5 @@ if (what === 'absent') {
   console.log(JSON.stringify(await absent()));
 } else {
   await refusals();
-  for (const mode of lowLatencyModes) await compare(mode, Number(what));
+  for (const mode of modesOn(device, world.topology.hosts.length)) await compare(mode, Number(what));
 }

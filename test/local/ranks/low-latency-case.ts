@@ -3,6 +3,8 @@ import fc from '../../support/fast-check.ts';
 import type { LowLatencyConfig } from 'weftline/ep';
 import type { ReferenceInput } from 'weftline/reference';
 import { random, rows } from './ep-case.ts';
+import { type LowLatencyMode, modesOn } from './low-latency-shapes.ts';
+import type { EpDevice } from '../support/test-device.ts';
 import type { LowLatencyScales } from '#lib/ep/low-latency/low-latency-arguments.js';
 
 /** One dispatch and its combine. */
@@ -28,7 +30,7 @@ export interface LowLatencyRound {
 export interface LowLatencyCase {
   readonly hidden: number;
   readonly expertsPerRank: number;
-  readonly mode: 'rank-major' | 'rank-sums' | 'choices';
+  readonly mode: LowLatencyMode;
   /** 0: no limit. */
   readonly capacity: number;
   /** Calls one after another, then two at a time with hooks. */
@@ -41,10 +43,12 @@ export interface LowLatencyCase {
 }
 
 const MAX_TOPK = 12;
-const modes = ['rank-major', 'rank-sums', 'choices'] as const;
 
 /** `most`: tokens of a rank. */
-export function lowLatencyCase(ranks: number, most: number, hosts = 1): fc.Arbitrary<LowLatencyCase> {
+export function lowLatencyCase(
+  device: EpDevice,
+  { ranks, most, hosts }: { readonly ranks: number; readonly most: number; readonly hosts: number },
+): fc.Arbitrary<LowLatencyCase> {
   const count = fc.oneof(fc.constant(0), fc.integer({ min: 1, max: most }));
   const round = fc.record({
     seed: fc.integer(),
@@ -63,7 +67,7 @@ export function lowLatencyCase(ranks: number, most: number, hosts = 1): fc.Arbit
   return fc.record({
     hidden: fc.constantFrom(8, 24, 128, 136, 264, 640),
     expertsPerRank: fc.integer({ min: 1, max: 5 }),
-    mode: fc.constantFrom(...modes),
+    mode: fc.constantFrom(...modesOn(device, hosts)),
     capacity: fc.constantFrom(0, 0, 1, 3),
     rounds: fc.array(round, { minLength: 0, maxLength: 3 }),
     hooked: fc.array(fc.tuple(round, round), { minLength: 1, maxLength: 2 }),

@@ -220,6 +220,10 @@ const scenarios: Scenarios = {
 
   'elastic on several hosts': () => failureOf(() => EpLowLatency.create(world, device, { ...config, elastic: true })),
 
+  /** On GPUs alone. */
+  'choices on several hosts': () =>
+    failureOf(() => EpLowLatency.create(world, device, { ...config, combineTravels: 'choices' })),
+
   /** Each is refused at once, and the calls afterwards work. */
   async arguments() {
     await using ll = await EpLowLatency.create(world, device, config);

@@ -240,7 +240,8 @@ function smsOf({ hidden }: LowLatencyCase): number {
   return device.kind === 'cpu' ? 0 : [0, 1, 5][(hidden / 8) % 3]!;
 }
 
-const property = fc.asyncProperty(lowLatencyCase(n, Number(mostTokens), group.topology.hosts.length), async (of) => {
+const shape = { ranks: n, most: Number(mostTokens), hosts: group.topology.hosts.length };
+const property = fc.asyncProperty(lowLatencyCase(device, shape), async (of) => {
   let failure: string | null = null;
   try {
     await using ll = await EpLowLatency.create(group, device, { ...configOf(of, n), numSms: smsOf(of) });

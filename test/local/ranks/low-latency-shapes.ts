@@ -60,3 +60,8 @@ export async function makeShapes(group: RankGroup, device: EpDevice, next: () =>
     },
   };
 }
+
+/** The modes that such ranks on so many hosts can have. */
+export function modesOn({ kind }: Pick<EpDevice, 'kind'>, hosts: number): readonly LowLatencyMode[] {
+  return lowLatencyModes.filter((mode) => mode !== 'choices' || kind === 'cpu' || hosts === 1);
+}

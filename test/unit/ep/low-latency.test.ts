@@ -4,7 +4,7 @@ import test from 'node:test';
 import { toBf16 } from 'weftline';
 import { type LowLatencyConfig, lowLatencySize } from 'weftline/ep';
 import { referenceLowLatencyCombine, referenceLowLatencyDispatch } from 'weftline/reference';
-import { lowLatencyChoice, lowLatencyFlags } from '#lib/abi/low-latency.js';
+import { lowLatencyChoice, lowLatencyFlags, lowLatencyHostMessage } from '#lib/abi/low-latency.js';
 import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
 import type { MemoryRange } from '#lib/device/tensor.js';
 import { emptyRegions } from '#lib/ep/low-latency/cuda/create-cuda-low-latency.js';
@@ -82,12 +82,35 @@ function filled(given: Partial<LowLatencyConfig>): string[] {
 }
 
 test('on GPUs the regions whose words show that they have come are filled before use, and no others', () => {
-  assert.deepEqual(filled({}), ['fp8Rows', 'scales', 'combineRows']);
+  assert.deepEqual(filled({}), ['combineRows', 'fp8Rows', 'scales']);
   assert.deepEqual(filled({ combineTravels: 'choices', maxTokensPerExpert: 64 }), ['fp8Rows', 'scales']);
   assert.deepEqual(filled({ elastic: true }), []);
   assert.deepEqual(filled({ layout: 'rank-major' }), []);
   // Kernels read and write these at once.
   assert.equal((lowLatencyFlags.offset.calls | lowLatencyFlags.size | lowLatencyChoice.size) % 16, 0);
+});
+
+test('on GPUs across hosts a stand-in is the begin of a window, with sums of the ranks of one host, and messages have room', () => {
+  const { regions, network, receiveSlots } = lowLatencySize(config, 4, 'cuda', [1, 3]);
+  // The rank that is alone on its host serves the three others; they share its messages among them.
+  const { cells, combineRows, standIns } = regions;
+  assert.equal(combineRows.offset, cells.bytes);
+  assert.equal(combineRows.stride, 3 * config.maxTokensPerRank * config.hidden * 2);
+  assert.equal(standIns.stride, cells.bytes + combineRows.bytes);
+  assert.equal(standIns.bytes, 3 * standIns.stride);
+  assert.equal(regions.sent.bytes + regions.networkCells.bytes, 0);
+  const { slotBytes, sumsBytes } = network!;
+  const most = config.maxTokensPerRank;
+  assert.ok(
+    slotBytes >= lowLatencyHostMessage.size + most * (4 + config.maxTopk * lowLatencyChoice.size + config.hidden * 2),
+  );
+  assert.ok(sumsBytes >= lowLatencyHostMessage.size + most * config.hidden * 2);
+  assert.equal(network!.regions.in.bytes, 3 * receiveSlots * slotBytes);
+  assert.equal(network!.regions.returned.bytes, 2 * sumsBytes);
+  assert.equal(lowLatencySize(config, 4, 'cuda').network, undefined);
+  assert.equal(lowLatencySize(config, 4, 'cuda').regions.standIns.bytes, 0);
+  const byRank = lowLatencySize({ ...config, layout: 'rank-major' }, 4, 'cuda', [2, 2]).regions;
+  assert.equal(byRank.standIns.stride, byRank.cells.bytes);
 });
 
 test('on GPUs windows are not of shared memory, begin with the flags, and hold the counts of all experts', () => {

@@ -1,4 +1,4 @@
-// Makes the engine of an EpLowLatency on GPUs of one host: the ranks agree, compile, then make windows together.
+// Makes the engine of an EpLowLatency on GPUs: the ranks agree, compile, then make windows and, on several hosts, links together.
 import { LOW_LATENCY_EMPTY, lowLatencyFailures } from '../../../abi/low-latency.ts';
 import { trapReasons } from '../../../abi/trap-record.ts';
 import type { CallWait, Deadline } from '../../../core/deadline.ts';
@@ -23,6 +23,7 @@ import {
   type LowLatencyScope,
   type LowLatencySize,
   lowLatencySize,
+  requireFewHosts,
   requireOneHost,
 } from '../low-latency-size.ts';
 import { type AnnouncementBoard, attachWindow, joinOrCreate } from '../members/low-latency-joining.ts';
@@ -30,6 +31,9 @@ import { memberBoardLayout } from '../members/low-latency-cells.ts';
 import { agreeOn, agreeOnKernels } from '../../../group/agree.ts';
 import { describeCall } from '../../../group/calls.ts';
 import { CudaCalls, requireCudaLimits } from '../../../group/cuda-calls.ts';
+import { hostRoutes } from '../../../group/network/host-routes.ts';
+import { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
+import { ranksOfHosts, requirePinnedBytes } from '../../across-hosts/network-size.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
 import { agree, agreeHere, SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
@@ -56,8 +60,11 @@ interface CudaLowLatency {
 
 /** Fails with WL_UNSUPPORTED or WL_INVALID_ARGUMENT. */
 function sizeOf({ group, device, given, config }: CudaLowLatencyOptions): LowLatencySize {
-  requireOneHost(group, 'EpLowLatency on GPUs');
-  const size = lowLatencySize(given, group.size, device.kind);
+  if (config.elastic) requireOneHost(group, 'An elastic EpLowLatency');
+  if (config.combineTravels === 'choices') requireOneHost(group, "EpLowLatency on GPUs with combineTravels 'choices'");
+  requireFewHosts(group);
+  const size = lowLatencySize(given, group.size, device.kind, ranksOfHosts(group));
+  if (size.network !== undefined) requirePinnedBytes(size.network.bytes, 0);
   requireCudaLimits(WHAT, group, config.numExperts);
   return size;
 }
@@ -73,16 +80,16 @@ interface PreparedParts extends LoadedParts {
 }
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED, WL_CUDA or WL_MEMORY. */
-async function loadParts({ device, config }: CudaLowLatencyOptions): Promise<LoadedParts> {
-  const launches = await loadLaunches(device, config);
+async function loadParts({ device, config, group }: CudaLowLatencyOptions): Promise<LoadedParts> {
+  const launches = await loadLaunches(device, config, group.topology.hosts.length > 1);
   return { launches, host: config.elastic ? await CpuDevice.create() : undefined };
 }
 
 /** Fails with WL_MEMORY. */
 function prepareParts({ device, config, group }: LowLatencyScope<CudaDevice>, loaded: LoadedParts): PreparedParts {
-  const tables = makeCudaTables(device, config, group.size);
+  const tables = makeCudaTables(device, config, group);
   // Kernels count from zero.
-  for (const table of [tables.blocks, tables.decisions, tables.elastic]) {
+  for (const table of [tables.blocks, tables.decisions, tables.elastic, tables.hostsDone]) {
     if (table.bytes > 0) device.setBytes(table, 0);
   }
   return { ...loaded, tables };
@@ -105,12 +112,30 @@ async function prepareTogether(
 
 /** Enqueues filling the regions whose words show that they have come. `window`: the address of this rank's part. */
 export function emptyRegions({ device, config, size }: LowLatencyScope<CudaDevice>, window: number): void {
-  const { fp8Rows, scales, combineRows } = size.regions;
+  const { fp8Rows, scales, combineRows, standIns } = size.regions;
   if (fp8Rows.bytes === 0) return;
   // All bytes of the word are alike.
   const byte = LOW_LATENCY_EMPTY & 0xff;
   const empty = config.combineTravels === 'rank-sums' ? [fp8Rows, scales, combineRows] : [fp8Rows, scales];
   for (const { offset, bytes } of empty) device.setBytes({ address: window + offset, bytes }, byte);
+  const { offset, bytes } = combineRows;
+  for (let at = standIns.offset; at < standIns.offset + standIns.bytes; at += standIns.stride) {
+    device.setBytes({ address: window + at + offset, bytes }, byte);
+  }
+}
+
+/** The window of each rank as kernels find it; of a rank on another host, its stand-in at the rank that serves it here. */
+function windowsOf({ group, size }: LowLatencyScope, { addresses }: CudaWindow): number[] {
+  const { hosts, scaleUpRanks } = group.topology;
+  const { offset, stride } = size.regions.standIns;
+  const windows = Array.from({ length: group.size }, () => 0);
+  for (const [index, rank] of scaleUpRanks.entries()) {
+    windows[rank] = addresses[index]!;
+    for (const [slot, source] of hostRoutes(hosts, rank).served.entries()) {
+      windows[source.rank] = addresses[index]! + offset + slot * stride;
+    }
+  }
+  return windows;
 }
 
 function releaseParts({ tables }: PreparedParts): void {
@@ -158,13 +183,14 @@ export async function createCudaLowLatency(
   const { group, device, config } = options;
   if (config.elastic) return createElasticCuda(options, wait);
   const { scope, parts } = await prepareTogether(options, wait);
-  const made: { window?: CudaWindow } = {};
+  const made: { window?: CudaWindow; calls?: CudaCalls; network?: CudaHostNetwork } = {};
   try {
+    const name = 'low-latency';
     const window = await CudaWindow.create({
       ...wait,
       group,
       device,
-      name: 'low-latency',
+      name,
       bytes: scope.size.bytes,
       addsToPeers: WHAT,
       fill: ({ address }) => emptyRegions(scope, address),
@@ -172,11 +198,28 @@ export async function createCudaLowLatency(
     made.window = window;
     const calls = new CudaCalls(group, device, {
       describe: describeWait,
-      explain: (trap) => explainFailure(trap, config),
+      explain: (trap) => explainFailure(trap, config) ?? made.network?.explain(trap),
+      onGiveUp: (error) => made.network?.giveUp(error),
     });
-    bindLaunches(parts.launches, scope, { windows: window.addresses, traps: calls.traps, tables: parts.tables });
-    return { scope, engine: new CudaLowLatencyEngine(scope, { ...parts, window, calls }), next: 1 };
+    made.calls = calls;
+    const { network: networkSize } = scope.size;
+    if (networkSize !== undefined) {
+      const of = { group, device, name, calls, maxTokensPerRank: config.maxTokensPerRank };
+      const isWide = config.combinePrecision === 'f32';
+      made.network = await CudaHostNetwork.create({ ...wait, ...of, size: networkSize, isWide });
+    }
+    const { network } = made;
+    bindLaunches(parts.launches, scope, {
+      windows: windowsOf(scope, window),
+      traps: calls.traps,
+      tables: parts.tables,
+      network: network?.address ?? 0,
+    });
+    return { scope, engine: new CudaLowLatencyEngine(scope, { ...parts, window, calls, network }), next: 1 };
   } catch (error) {
+    made.network?.giveUp(error);
+    await made.network?.close();
+    made.calls?.[Symbol.dispose]();
     made.window?.[Symbol.dispose]();
     releaseParts(parts);
     throw error;
@@ -290,6 +333,7 @@ function makeEngine(
     windows: ranks.map((_, rank) => (rank === index ? windows.storage.address : 0)),
     traps: calls.traps,
     tables: parts.tables,
+    network: 0,
     board: { address: board.address, stride: board.stride, table: windows.table },
   });
   return new CudaLowLatencyEngine(scope, { ...parts, window: windows, calls, elastic: elasticCalls });

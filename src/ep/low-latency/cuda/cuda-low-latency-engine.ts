@@ -1,4 +1,5 @@
-// The GPU's way of a low-latency call: a kernel that sends and receives, or one for each around a hook. Nothing waits for the
+// The GPU's way of a low-latency call: a kernel that sends and receives, or one for each around a hook, or where other hosts come in
+// between. Nothing waits for the
 // host, and the host waits for nothing: results are there for what follows on the device's stream.
 import {
   LOW_LATENCY_RESULTS,
@@ -31,6 +32,7 @@ import {
   type LowLatencyMembership,
   type LowLatencyRows,
 } from '../low-latency-results.ts';
+import type { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
 import type { LowLatencyRegion, LowLatencyScope } from '../low-latency-size.ts';
 import type { ElasticCalls } from './elastic-calls.ts';
 import {
@@ -47,6 +49,8 @@ interface CudaLowLatencyParts {
   readonly tables: CudaLowLatencyTables;
   readonly window: OwnWindow;
   readonly calls: CudaCalls;
+  /** The way to other hosts; undefined for ranks of one. */
+  readonly network?: CudaHostNetwork | undefined;
   /** The calls of an elastic object. */
   readonly elastic?: ElasticCalls | undefined;
 }
@@ -68,9 +72,14 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   readonly #tables: CudaLowLatencyTables;
   readonly #launches: LowLatencyLaunches;
   readonly #calls: CudaCalls;
+  readonly #network: CudaHostNetwork | undefined;
   /** Launches of graphs may be on other streams; calls before and after them keep their order. */
   readonly #order: CudaCallOrder;
   readonly #recording: RecordingOf;
+  /** Dispatches that were sent, whose rows from other hosts are to be forwarded. */
+  readonly #unforwarded: { readonly input: CheckedLowLatencyDispatch; readonly sequence: number }[] = [];
+  /** Combines that were sent, whose sums for other hosts are to be made. */
+  readonly #unsummed: SentCombine[] = [];
   #requireIdle: (what: string) => void = () => {};
   readonly #isRankMajor: boolean;
   /** All choices travel. */
@@ -79,15 +88,21 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   readonly #own: (Tensor<'u8'> | undefined)[] = [undefined, undefined];
   readonly #outgrown: Tensor<'u8'>[] = [];
 
-  constructor(scope: LowLatencyScope<CudaDevice>, { launches, tables, window, calls, elastic }: CudaLowLatencyParts) {
+  constructor(scope: LowLatencyScope<CudaDevice>, parts: CudaLowLatencyParts) {
+    const { launches, tables, window, calls, network, elastic } = parts;
     this.#elastic = elastic;
+    this.#network = network;
     this.#scope = scope;
     this.#window = window;
     this.#tables = tables;
     this.#launches = launches;
     this.#calls = calls;
     this.#order = new CudaCallOrder(scope.device);
-    this.#recording = { order: this.#order, begin: () => () => this.#requireIdle('the launch of a graph') };
+    this.#recording = {
+      order: this.#order,
+      network,
+      begin: () => () => this.#requireIdle('the launch of a graph'),
+    };
     this.#isRankMajor = scope.config.layout === 'rank-major';
     this.#isByChoice = travelsOf(scope.config) === lowLatencyTravels.choices;
   }
@@ -134,7 +149,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
 
   sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void> {
     this.#elastic?.beginDispatch(sequence);
-    this.#launchDispatch(this.#setDispatch(input, sequence), { wait, phases: SEND });
+    this.#launchSending(input, sequence, wait);
     return Promise.resolve();
   }
 
@@ -191,6 +206,8 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     // Kernels that still run use the window.
     await this.#scope.device.stream.drained().catch(() => {});
     await this.#elastic?.close();
+    // What this rank has sent, peers may still wait for.
+    await this.#network?.close();
     for (const memory of [...this.#own, ...this.#outgrown]) memory?.close();
     for (const part of [this.#order, this.#tables, this.#calls, this.#window]) part[Symbol.dispose]();
   }
@@ -205,9 +222,35 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   }
 
   #launchDispatch(plan: DispatchPlan, { wait, phases }: Launch): void {
-    plan.arguments.set('phases', phases);
-    plan.arguments.set('timeoutNs', this.#calls.timeoutNs(wait));
+    const set = plan.arguments;
+    set.set('timeoutNs', this.#calls.timeoutNs(wait));
+    set.set('phases', phases);
     this.#launch(plan);
+  }
+
+  /** The first half of a dispatch. Other hosts come first: their rows have the longest way. */
+  #launchSending(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): void {
+    const plan = this.#setDispatch(input, sequence);
+    const { hosts } = this.#launches;
+    if (hosts !== undefined) {
+      this.#network?.wake();
+      this.#launchDispatch(hosts[formOf(input)].send, { wait, phases: SEND });
+      this.#unforwarded.push({ input, sequence });
+    }
+    this.#launchDispatch(plan, { wait, phases: SEND });
+  }
+
+  /** What other hosts have sent goes on to the ranks of this one, dispatch by dispatch: they count them in that order. */
+  #forwardUntil(last: number, wait: LowLatencyWait): void {
+    const { hosts } = this.#launches;
+    if (hosts === undefined) return;
+    this.#network?.wake();
+    for (let next = this.#unforwarded[0]; next !== undefined && next.sequence <= last; next = this.#unforwarded[0]) {
+      const { input, sequence } = next;
+      this.#unforwarded.shift();
+      this.#setDispatch(input, sequence).arguments.set('waitStats', input.waitStats?.address ?? 0);
+      this.#launchDispatch(hosts[formOf(input)].forward, { wait, phases: RECEIVE });
+    }
   }
 
   #launch(plan: LaunchPlan): void {
@@ -217,6 +260,10 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   }
 
   #launchReceiving(input: CheckedLowLatencyDispatch, sequence: number, launch: Launch): LowLatencyDispatchResult {
+    const { wait } = launch;
+    const isAcross = this.#launches.hosts !== undefined;
+    if (isAcross && (launch.phases & SEND) !== 0) this.#launchSending(input, sequence, wait);
+    this.#forwardUntil(sequence, wait);
     const plan = this.#setDispatch(input, sequence);
     const set = plan.arguments;
     const rows = input.out ?? this.#rowsOf(input.scales, sequence);
@@ -225,14 +272,14 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     set.set('scales', scales?.address ?? 0);
     set.set('expertStats', input.expertStats?.address ?? 0);
     set.set('waitStats', input.waitStats?.address ?? 0);
-    this.#launchDispatch(plan, launch);
+    this.#launchDispatch(plan, isAcross ? { wait, phases: RECEIVE } : launch);
     return this.#resultOf(input, sequence, rows);
   }
 
   /** What both halves of a dispatch work with. */
   #setDispatch(input: CheckedLowLatencyDispatch, sequence: number): DispatchPlan {
     const { x, topkIdx, topkWeights, scales } = input;
-    const plan = this.#launches.dispatch[scales === undefined ? 'bf16' : 'fp8'];
+    const plan = this.#launches.dispatch[formOf(input)];
     const set = plan.arguments;
     const slot = this.#slotOf(sequence);
     const tables = this.#tablesOf(sequence);
@@ -258,11 +305,35 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
       set.set(name, tables[name].address);
     }
     for (const name of ['sentPlaces', 'rowOf', 'rowWeights'] as const) set.set(name, addressOf(tables[name]));
+    for (const name of ['sentWays', 'servedRows', 'servedCounts'] as const) set.set(name, addressOf(tables[name]));
     this.#elastic?.setDispatch(plan, sequence);
     return plan;
   }
 
-  #launchCombine({ input, out, number }: SentCombine, { wait, phases }: Launch): void {
+  #launchCombine(sent: SentCombine, launch: Launch): void {
+    const { hosts } = this.#launches;
+    if (hosts === undefined) this.#launch(this.#setCombine(sent, launch));
+    else this.#combineAcross(sent, launch, hosts.sums);
+    if ((launch.phases & SEND) !== 0) this.#elastic?.countCombine(sent.input.handle, sent.number);
+  }
+
+  /** What this rank sums for other hosts comes before what it gets itself, combine by combine: they count sums in that order. */
+  #combineAcross(sent: SentCombine, { wait, phases }: Launch, sums: LaunchPlan): void {
+    this.#network?.wake();
+    if ((phases & SEND) !== 0) {
+      this.#launch(this.#setCombine(sent, { wait, phases: SEND }));
+      this.#unsummed.push(sent);
+    }
+    if ((phases & RECEIVE) === 0) return;
+    const receive = { wait, phases: RECEIVE };
+    for (const earlier of this.#unsummed.splice(0, this.#unsummed.indexOf(sent) + 1)) {
+      this.#setCombine(earlier, receive);
+      this.#launch(sums);
+    }
+    this.#launch(this.#setCombine(sent, receive));
+  }
+
+  #setCombine({ input, out, number }: SentCombine, { wait, phases }: Launch): LowLatencyLaunches['combine'] {
     const { x, handle, topkWeights, waitStats } = input;
     const plan = this.#launches.combine;
     const set = plan.arguments;
@@ -274,6 +345,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     set.set('weights', topkWeights?.address ?? 0);
     set.set('sentRows', tables.sentRows.address);
     for (const name of ['sentPlaces', 'rowOf', 'rowWeights'] as const) set.set(name, addressOf(tables[name]));
+    for (const name of ['sentWays', 'servedRows', 'servedCounts'] as const) set.set(name, addressOf(tables[name]));
     set.set('counts', (this.#isByChoice ? tables.counts : tables.arrived).address);
     set.set('waitStats', (phases & RECEIVE) === 0 ? 0 : (waitStats?.address ?? 0));
     set.set('tokens', handle.numTokens);
@@ -286,8 +358,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     set.set('phases', phases);
     set.set('timeoutNs', this.#calls.timeoutNs(wait));
     this.#elastic?.setCombine(plan, handle, number);
-    this.#launch(plan);
-    if ((phases & SEND) !== 0) this.#elastic?.countCombine(handle, number);
+    return plan;
   }
 
   #resultOf(input: CheckedLowLatencyDispatch, sequence: number, rows: LowLatencyRows): LowLatencyDispatchResult {
@@ -351,6 +422,11 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     const { offset, stride } = this.#scope.size.regions[region];
     return offset + slot * stride;
   }
+}
+
+/** The form in which a dispatch sends rows. */
+function formOf({ scales }: CheckedLowLatencyDispatch): 'bf16' | 'fp8' {
+  return scales === undefined ? 'bf16' : 'fp8';
 }
 
 interface Launch {

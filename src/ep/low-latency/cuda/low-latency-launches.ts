@@ -6,6 +6,8 @@ import {
   lowLatencyBlock,
   lowLatencyDecision,
   lowLatencyElastic,
+  lowLatencyGroups,
+  lowLatencyHostsDone,
   lowLatencyPhases,
   lowLatencyRows,
   lowLatencyTravels,
@@ -18,6 +20,8 @@ import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import { TensorSet } from '../../../device/device.ts';
 import type { LowLatencyConfig, LowLatencyScope } from '../low-latency-size.ts';
 import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
+import { hostRoutes } from '../../../group/network/host-routes.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
 
 export type LowLatencyLaunches = Awaited<ReturnType<typeof loadLaunches>>;
 export type DispatchPlan = LowLatencyLaunches['dispatch']['bf16'];
@@ -33,29 +37,58 @@ const SPARE_MULTIPROCESSORS = 16;
 const WIDE_BYTES = 16;
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
-export async function loadLaunches(device: CudaDevice, config: Required<LowLatencyConfig>) {
+export async function loadLaunches(device: CudaDevice, config: Required<LowLatencyConfig>, acrossHosts: boolean) {
   const { numSms, elastic, layout, hidden } = config;
-  const ELASTIC = Number(elastic);
-  const values = { ELASTIC, RANK_MAJOR: Number(layout === 'rank-major') };
+  const GROUP = lowLatencyGroups[acrossHosts ? 'hosts' : elastic ? 'elastic' : 'host'];
+  const RANK_MAJOR = Number(layout === 'rank-major');
+  const values = { GROUP, RANK_MAJOR };
+  const TRAVELS = travelsOf(config);
   const fp8Rows = hidden % WIDE_BYTES === 0 ? lowLatencyRows.fp8 : lowLatencyRows.fp8Narrow;
   const [bf16, fp8, { lowLatencyCombine }] = await Promise.all([
     device.loadKernels(kernelFiles.lowLatencyDispatch, { ...values, ROWS: lowLatencyRows.bf16 }),
     device.loadKernels(kernelFiles.lowLatencyDispatch, { ...values, ROWS: fp8Rows }),
-    device.loadKernels(kernelFiles.lowLatencyCombine, { ELASTIC, TRAVELS: travelsOf(config) }),
+    device.loadKernels(kernelFiles.lowLatencyCombine, { GROUP, TRAVELS }),
   ]);
+  const forHosts = acrossHosts ? await loadForHosts(device, { RANK_MAJOR, fp8Rows, TRAVELS }) : undefined;
   // Each block counts calls for itself, so all launches have the same ones.
   const { multiprocessors, capability } = device.properties;
   const free = Math.max(multiprocessors - SPARE_MULTIPROCESSORS, Math.ceil(multiprocessors / 2));
   const grid = Math.min(numSms || free, multiprocessors, LOW_LATENCY_MAX_BLOCKS);
   // Being launched takes as long as a flag; the kernels wait for their predecessor themselves.
   const shape = { grid, block: LOW_LATENCY_THREADS, overlapPredecessor: capability.major >= 9 };
+  const dispatch = { bf16: bf16.lowLatencyDispatch.plan(shape), fp8: fp8.lowLatencyDispatch.plan(shape) };
+  const combine = lowLatencyCombine.plan(shape);
   return {
     /** A launch for each form in which rows are sent. */
-    dispatch: { bf16: bf16.lowLatencyDispatch.plan(shape), fp8: fp8.lowLatencyDispatch.plan(shape) },
-    combine: lowLatencyCombine.plan(shape),
+    dispatch,
+    combine,
+    /** What goes before each half of a dispatch across hosts, and between those of a combine, with the same arguments. */
+    hosts: forHosts && {
+      bf16: {
+        send: forHosts.bf16.lowLatencySendHosts.plan(shape, dispatch.bf16),
+        forward: forHosts.bf16.lowLatencyForward.plan(shape, dispatch.bf16),
+      },
+      fp8: {
+        send: forHosts.fp8.lowLatencySendHosts.plan(shape, dispatch.fp8),
+        forward: forHosts.fp8.lowLatencyForward.plan(shape, dispatch.fp8),
+      },
+      sums: forHosts.sums.lowLatencyHostSums.plan(shape, combine),
+    },
     /** A block of the same kernel that waits until memory may be written. */
     awaitBuffer: lowLatencyCombine.plan({ grid: 1, block: 32 }),
   };
+}
+
+async function loadForHosts(
+  device: CudaDevice,
+  { RANK_MAJOR, fp8Rows, TRAVELS }: { readonly RANK_MAJOR: number; readonly fp8Rows: number; readonly TRAVELS: number },
+) {
+  const [bf16, fp8, sums] = await Promise.all([
+    device.loadKernels(kernelFiles.lowLatencyForward, { RANK_MAJOR, ROWS: lowLatencyRows.bf16 }),
+    device.loadKernels(kernelFiles.lowLatencyForward, { RANK_MAJOR, ROWS: fp8Rows }),
+    device.loadKernels(kernelFiles.lowLatencyHostSums, { TRAVELS }),
+  ]);
+  return { bf16, fp8, sums };
 }
 
 /** 2^32 over the experts of a rank, rounded up: exact for as many experts as there may be. */
@@ -73,7 +106,9 @@ interface BoundMemory {
   /** Address of each rank's window; 0 for those that kernels find by themselves. */
   readonly windows: readonly number[];
   readonly traps: TrapBox;
-  readonly tables: Pick<CudaLowLatencyTables, 'blocks' | 'decisions' | 'droppedRows' | 'elastic'>;
+  readonly tables: Pick<CudaLowLatencyTables, 'blocks' | 'decisions' | 'droppedRows' | 'elastic' | 'hostsDone'>;
+  /** EpNetwork; 0 for ranks of one host. */
+  readonly network: number;
   /** Where the kernels of an elastic object find who takes part. */
   readonly board?: { readonly address: number; readonly stride: number; readonly table: number };
 }
@@ -82,16 +117,22 @@ interface BoundMemory {
 export function bindLaunches(
   { dispatch, combine, awaitBuffer }: LowLatencyLaunches,
   { config, group, size }: LowLatencyScope,
-  { windows, traps, tables, board }: BoundMemory,
+  { windows, traps, tables, network, board }: BoundMemory,
 ): void {
   const dispatches = [dispatch.bf16, dispatch.fp8];
+  const { scaleUpRanks, scaleUpIndex } = group.topology;
+  const here = scaleUpRanks.reduce((bits, rank) => (bits | (1 << rank)) >>> 0, 0);
   for (const plan of [...dispatches, combine, awaitBuffer]) {
     const set = plan.arguments;
     for (const [index, address] of windows.entries()) set.set('peers', address, index);
     set.set('blocks', tables.blocks.address);
     set.set('trap', traps.address);
     set.set('ranks', group.size);
-    set.set('rank', group.topology.scaleUpIndex);
+    set.set('rank', group.rank);
+    set.set('network', network);
+    set.set('hostsDone', tables.hostsDone.address);
+    // Kernels of elastic ranks find them by themselves.
+    set.set('active', here);
     set.set('maxTokens', config.maxTokensPerRank);
     set.set('expertsPerRank', config.numExperts / group.size);
     set.set('capacity', config.maxTokensPerExpert);
@@ -113,6 +154,7 @@ export function bindLaunches(
     set.set('sharesFirstRows', Number(isByChoice));
   }
   combine.arguments.set('rowBytes', config.hidden * 2);
+  combine.arguments.set('column', scaleUpIndex);
   awaitBuffer.arguments.set('phases', lowLatencyPhases.buffer);
 }
 
@@ -159,7 +201,9 @@ export type CudaResultTables = CudaLowLatencyTables['results'][number];
 const HALVES = 2;
 
 /** Fails with WL_MEMORY. */
-export function makeCudaTables(device: CudaDevice, config: Required<LowLatencyConfig>, ranks: number) {
+export function makeCudaTables(device: CudaDevice, config: Required<LowLatencyConfig>, group: RankGroup) {
+  const { size: ranks, topology } = group;
+  const { ways, served } = hostRoutes(topology.hosts, group.rank);
   const { maxTokensPerRank: most, maxTopk: k, numExperts, layout, combineTravels, maxTokensPerExpert } = config;
   const isExpertMajor = layout === 'expert-major';
   const isByChoice = isExpertMajor && combineTravels === 'choices';
@@ -173,11 +217,17 @@ export function makeCudaTables(device: CudaDevice, config: Required<LowLatencyCo
     /** LowLatencyDecision for each half of a call, and LowLatencyElastic; empty where ranks are fixed. */
     decisions: tensors.empty('u8', [config.elastic ? HALVES : 0, lowLatencyDecision.size]),
     elastic: tensors.empty('u8', [config.elastic ? lowLatencyElastic.size : 0]),
+    /** LowLatencyHostsDone. */
+    hostsDone: tensors.empty('u8', [lowLatencyHostsDone.size]),
     /** What each of the two results that are alive at once needs besides its rows; see LowLatencyDispatchArguments. */
     results: Array.from({ length: LOW_LATENCY_RESULTS }, () => ({
       sentRows: tensors.empty('i32', [most, ranks]),
       /** Empty unless all choices travel. */
       sentPlaces: tensors.empty('i32', [isByChoice ? most : 0, k, 2]),
+      /** For each way to another host, and for each source there that this rank serves. */
+      sentWays: tensors.empty('i32', [most, ways.length]),
+      servedRows: tensors.empty('i32', [served.length, most, topology.scaleUpRanks.length]),
+      servedCounts: tensors.empty('i32', [served.length]),
       arrived: tensors.empty('i32', [ranks]),
       counts: tensors.empty('i32', [experts]),
       dropped: tensors.empty('i32', [experts]),

@@ -41,9 +41,9 @@ struct LowLatencySendShared {
   // Slots at all peers are free, or the block must leave.
   bool isFree;
   // Rows by rank: how many of the tokens so far go to each.
-  u32 ranks[epMaxRanks];
+  u32 ranks[lowLatencyMostRanks];
   // Rows of the tokens of a batch at each rank, or -1. Rows by expert have those of two batches in turn, others the first ones.
-  i32 rows[2][lowLatencyBatch][epMaxRanks];
+  i32 rows[2][lowLatencyBatch][lowLatencyMostRanks];
   // Scales of the groups of columns that the threads have encoded, of two turns.
   f32 scales[2][lowLatencySending / lanesPerGroup];
   // Expert of each choice or -1, and row among this rank's for it.
@@ -199,33 +199,41 @@ __device__ __forceinline__ void countChoices(const LowLatencyDispatchArguments& 
   __syncthreads();
 }
 
+// Bits of the ranks that a token goes to.
+__device__ __forceinline__ u32 ranksOfToken(const LowLatencyDispatchArguments& a, u32 token, const ExpertRank& rankOf) {
+  constexpr u32 together = 8;
+  u32 ranks = 0;
+  for (u32 first = 0; first < a.topkColumns; first += together) {
+    int2 choices[together];
+#pragma unroll
+    for (u32 j = 0; j < together; ++j) {
+      choices[j] = make_int2(noExpert, noExpert);
+      if (first + j < a.topkColumns) choices[j] = loadChoice(a, static_cast<u64>(token) * a.topkColumns + first + j);
+    }
+#pragma unroll
+    for (u32 j = 0; j < together; ++j) {
+      const i32 expert = expertOf(a, choices[j]);
+      if (expert >= 0) ranks |= 1u << rankOf(expert);
+    }
+  }
+  return ranks;
+}
+
+// Adds one to the count of each bit.
+__device__ __forceinline__ void countBits(u32* counts, u32 bits) {
+  for (; bits != 0; bits &= bits - 1) atomicAdd(&counts[__ffs(bits) - 1], 1u);
+}
+
 // Rows by rank, by all threads: the ranks of tokens 0 to end - 1. Visible behind a synchronisation.
 __device__ __forceinline__ void countRanks(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 end,
                                            const ExpertRank& rankOf) {
-  constexpr u32 together = 8;
-  for (u32 token = threadIdx.x; token < end; token += blockDim.x) {
-    u32 ranks = 0;
-    for (u32 first = 0; first < a.topkColumns; first += together) {
-      int2 choices[together];
-#pragma unroll
-      for (u32 j = 0; j < together; ++j) {
-        choices[j] = make_int2(noExpert, noExpert);
-        if (first + j < a.topkColumns) choices[j] = loadChoice(a, static_cast<u64>(token) * a.topkColumns + first + j);
-      }
-#pragma unroll
-      for (u32 j = 0; j < together; ++j) {
-        const i32 expert = expertOf(a, choices[j]);
-        if (expert >= 0) ranks |= 1u << rankOf(expert);
-      }
-    }
-    for (; ranks != 0; ranks &= ranks - 1) atomicAdd(&shared.ranks[__ffs(ranks) - 1], 1u);
-  }
+  for (u32 token = threadIdx.x; token < end; token += blockDim.x) countBits(shared.ranks, ranksOfToken(a, token, rankOf));
 }
 
 // A warp tells where a token's row goes; `row` is that at the lane's rank, if it gets it.
-__device__ __forceinline__ void keepRows(const LowLatencyDispatchArguments& a, i32 (&rows)[epMaxRanks], u32 ranks, i32 row,
+__device__ __forceinline__ void keepRows(const LowLatencyDispatchArguments& a, i32 (&rows)[lowLatencyMostRanks], u32 ranks, i32 row,
                                          u32 token) {
-  if constexpr (lowLatencyIsElastic) ranks &= a.active;
+  if constexpr (lowLatencyIsMasked) ranks &= a.active;
   if (laneIndex() >= a.ranks) return;
   const i32 kept = (ranks >> laneIndex() & 1u) != 0 ? row : -1;
   rows[laneIndex()] = kept;

@@ -29,7 +29,7 @@ __device__ __forceinline__ u32 offeredRows(const LowLatencyDispatchArguments& a,
 
 struct LowLatencyPlaceShared {
   // Rows of each rank's slot: by rank those that came, by expert as many as it has tokens, wherever these went.
-  u32 arrived[epMaxRanks];
+  u32 arrived[lowLatencyMostRanks];
   // A rank is in another call: the block must leave.
   bool isOut;
   // Where words show that rows have come: one of planNone to planFailed, and the blocks that place rows.

@@ -11,9 +11,9 @@
 
 // What a kernel is compiled for: the calls are so short that instructions which they jump over are felt.
 //
-// 1 where ranks come and go; see members.cuh.
-#ifndef WEFTLINE_ELASTIC
-#define WEFTLINE_ELASTIC 0
+// One of lowLatencyGroups; where ranks come and go see members.cuh, where they are on several hosts host-message.cuh.
+#ifndef WEFTLINE_GROUP
+#define WEFTLINE_GROUP 0
 #endif
 // 1 where received rows stand by rank.
 #ifndef WEFTLINE_RANK_MAJOR
@@ -30,7 +30,11 @@
 
 namespace weftline {
 
-constexpr bool lowLatencyIsElastic = WEFTLINE_ELASTIC != 0;
+constexpr bool lowLatencyIsElastic = WEFTLINE_GROUP == lowLatencyGroupElastic;
+constexpr bool lowLatencyAcrossHosts = WEFTLINE_GROUP == lowLatencyGroupHosts;
+// Whether kernels send to some of the ranks alone, whose bits are in `active` of their arguments.
+constexpr bool lowLatencyIsMasked = lowLatencyIsElastic || lowLatencyAcrossHosts;
+constexpr u32 lowLatencyMostRanks = lowLatencyAcrossHosts ? epMaxGroupRanks : epMaxRanks;
 constexpr bool lowLatencyIsRankMajor = WEFTLINE_RANK_MAJOR != 0;
 constexpr bool lowLatencyIsBf16 = WEFTLINE_ROWS == lowLatencyRowsBf16;
 constexpr u32 lowLatencyTravels = WEFTLINE_TRAVELS;

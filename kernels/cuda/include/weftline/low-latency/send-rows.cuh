@@ -34,13 +34,13 @@ __device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const Lo
     const u32 r = firstRank + rankOfLane;
     if (rankOfLane >= together || r >= a.ranks) continue;
     const i32 row = lowLatencyIsRankMajor ? shared.rows[0][local][r] : static_cast<i32>(token);
-    if (row < 0 || (lowLatencyIsElastic && (a.active >> r & 1u) == 0)) continue;
-    if (lowLatencyIsRankMajor && column == 0) *reinterpret_cast<u32*>(slotAt(a, r, a.sourcesOffset, row, 4)) = token;
+    if (row < 0 || (lowLatencyIsMasked && (a.active >> r & 1u) == 0)) continue;
+    if (lowLatencyIsRankMajor && column == 0) *reinterpret_cast<u32*>(slotOf(a, r, a.rank, a.sourcesOffset, row, 4)) = token;
     const i32 ofRank = expert - static_cast<i32>(r * a.expertsPerRank);
     const bool isThere = expert >= 0 && ofRank >= 0 && ofRank < static_cast<i32>(a.expertsPerRank);
     const i32 chosen = isThere ? ofRank : noExpert;
     const u32 bytes = !lowLatencyIsRankMajor ? sizeof(LowLatencyChoice) : a.indexBytes;
-    u8* at = slotAt(a, r, a.choicesOffset, row, a.topkColumns * bytes) + column * bytes;
+    u8* at = slotOf(a, r, a.rank, a.choicesOffset, row, a.topkColumns * bytes) + column * bytes;
     if constexpr (!lowLatencyIsRankMajor) {
       if (expert == badExpert) continue;
       // The fields of a LowLatencyChoice.
@@ -51,7 +51,7 @@ __device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const Lo
     if (bytes == 8) *reinterpret_cast<int2*>(at) = make_int2(chosen, chosen >> 31);
     else *reinterpret_cast<i32*>(at) = chosen;
     if (a.weights == nullptr) continue;
-    reinterpret_cast<f32*>(slotAt(a, r, a.weightsOffset, row, a.topkColumns * 4))[column] = isThere ? weight : 0.0f;
+    reinterpret_cast<f32*>(slotOf(a, r, a.rank, a.weightsOffset, row, a.topkColumns * 4))[column] = isThere ? weight : 0.0f;
   }
 }
 
@@ -68,14 +68,14 @@ __device__ inline void tellCounts(const LowLatencyDispatchArguments& a, const Lo
     const ExpertRank rankOf(a);
     for (u32 expert = threadIdx.x; expert < a.experts; expert += lowLatencyThreads) {
       const u32 r = rankOf(static_cast<i32>(expert));
-      if (lowLatencyIsElastic && (a.active >> r & 1u) == 0) continue;
+      if (lowLatencyIsMasked && (a.active >> r & 1u) == 0) continue;
       u64* counts = countsAt(a, r, number) + static_cast<u64>(a.rank) * a.expertsPerRank;
       storeRelaxedSystem(counts + (expert - r * a.expertsPerRank), callCell(number, allToExperts()[expert]));
     }
   }
   const u32 r = threadIdx.x;
   if (r >= a.ranks) return;
-  if (lowLatencyIsElastic && (a.active >> r & 1u) == 0) return;
+  if (lowLatencyIsMasked && (a.active >> r & 1u) == 0) return;
   LowLatencyFlags* flags = flagsAt(a.peers[r], a.rank);
   tellDispatch(flags, number, a.call, lowLatencyIsRankMajor ? shared.ranks[r] : a.tokens);
   // Nothing stands behind it: whoever counts on rows that do not show by themselves waits for their own count.
@@ -212,7 +212,7 @@ __device__ __forceinline__ bool sendByRank(const LowLatencyDispatchArguments& a,
   const ExpertRank rankOf(a);
   // On its way before anything else.
   uint4 value = vectors.load(own.begin, min(own.end - own.begin, lowLatencyBatch), vectors.firstPlace());
-  if (threadIdx.x < epMaxRanks) shared.ranks[threadIdx.x] = 0;
+  if (threadIdx.x < lowLatencyMostRanks) shared.ranks[threadIdx.x] = 0;
   __syncthreads();
   if (own.begin != own.end || isLastBlock()) countRanks(a, shared, own.begin, rankOf);
   const bool isFree = areSlotsFree();

@@ -10,9 +10,9 @@
 
 namespace weftline {
 
-// Start of this rank's slot of a region at rank r, in elements of `bytes`, row by row.
-__device__ __forceinline__ u8* slotAt(const LowLatencyDispatchArguments& a, u32 r, u64 offset, u64 row, u64 bytes) {
-  return static_cast<u8*>(a.peers[r]) + offset + (static_cast<u64>(a.rank) * a.maxTokens + row) * bytes;
+// Address of a row of the source's slot of a region at rank r, of rows of `bytes`.
+__device__ __forceinline__ u8* slotOf(const LowLatencyDispatchArguments& a, u32 r, u32 source, u64 offset, u64 row, u64 bytes) {
+  return static_cast<u8*>(a.peers[r]) + offset + (static_cast<u64>(source) * a.maxTokens + row) * bytes;
 }
 
 __device__ __forceinline__ u32 scaleWordsOf(const LowLatencyDispatchArguments& a) {
@@ -21,15 +21,23 @@ __device__ __forceinline__ u32 scaleWordsOf(const LowLatencyDispatchArguments& a
   return a.scaleKind == lowLatencyScaleUe8m0 ? (groups + 3) / 4 : groups;
 }
 
-// Rows by rank have the scales of a group side by side, as the result has them; others those of a row.
-__device__ __forceinline__ void storeScale(const LowLatencyDispatchArguments& a, u32 r, u32 row, u32 group, f32 stored) {
+// The word of a row's scales that has the one of a group.
+__device__ __forceinline__ u32 scaleWordOf(const LowLatencyDispatchArguments& a, u32 group) {
+  return a.scaleKind == lowLatencyScaleUe8m0 ? group / 4 : group;
+}
+
+// Address of a word of scales in the source's slot at rank r. Rows by rank have the scales of a group side by side, as the result has
+// them; others those of a row.
+__device__ __forceinline__ u8* scaleAt(const LowLatencyDispatchArguments& a, u32 r, u32 source, u32 row, u32 word) {
   const u32 words = scaleWordsOf(a);
-  const bool isPacked = a.scaleKind == lowLatencyScaleUe8m0;
-  const u32 word = isPacked ? group / 4 : group;
-  const u64 block = static_cast<u64>(a.rank) * a.maxTokens * words;
+  const u64 block = static_cast<u64>(source) * a.maxTokens * words;
   const u64 index = block + (lowLatencyIsRankMajor ? static_cast<u64>(word) * a.maxTokens + row : static_cast<u64>(row) * words + word);
-  u8* at = static_cast<u8*>(a.peers[r]) + a.scalesOffset + index * 4;
-  if (!isPacked) {
+  return static_cast<u8*>(a.peers[r]) + a.scalesOffset + index * 4;
+}
+
+// `at`: address of its word.
+__device__ __forceinline__ void storeScale(const LowLatencyDispatchArguments& a, u8* at, u32 group, f32 stored) {
+  if (a.scaleKind != lowLatencyScaleUe8m0) {
     storeRelaxedSystem(reinterpret_cast<u32*>(at), __float_as_uint(stored));
     return;
   }
@@ -83,7 +91,7 @@ struct SendVectors {
   // The rank's own row first, so that it can be placed while the others are on their way; then from the next rank on, which spreads the
   // load over the links.
   template <class Store>
-  __device__ __forceinline__ void toRanks(const i32 (&rows)[epMaxRanks], const Store& store) const {
+  __device__ __forceinline__ void toRanks(const i32 (&rows)[lowLatencyMostRanks], const Store& store) const {
 #pragma unroll 1
     for (u32 step = 0, r = a.rank; step < a.ranks; ++step) {
       const i32 row = rows[r];
@@ -104,20 +112,24 @@ struct SendVectors {
                       toE4m3(make_uint2(value.z, value.w), scale.factor), __float_as_uint(scale.stored), 0);
   }
 
-  __device__ __forceinline__ void send(const i32 (&rows)[epMaxRanks], u32 vector, uint4 encoded) const {
+  __device__ __forceinline__ void send(const i32 (&rows)[lowLatencyMostRanks], u32 vector, uint4 encoded) const {
     if (vector >= perRow) return;
     if (lowLatencyIsBf16) {
       toRanks(rows, [&](u32 r, u32 row) {
-        reinterpret_cast<uint4*>(slotAt(a, r, a.rowsOffset, row, a.hidden * 2ull))[vector] = encoded;
+        reinterpret_cast<uint4*>(slotOf(a, r, a.rank, a.rowsOffset, row, a.hidden * 2ull))[vector] = encoded;
       });
       return;
     }
     const bool isFirst = lowLatencyIsRankMajor && vector % lanesPerGroup == 0;
     toRanks(rows, [&](u32 r, u32 row) {
-      storeWordsSystem(reinterpret_cast<uint2*>(slotAt(a, r, a.rowsOffset, row, a.hidden)) + vector,
+      storeWordsSystem(reinterpret_cast<uint2*>(slotOf(a, r, a.rank, a.rowsOffset, row, a.hidden)) + vector,
                        make_uint2(encoded.x, encoded.y));
-      if (isFirst) storeScale(a, r, row, vector / lanesPerGroup, __uint_as_float(encoded.z));
+      if (isFirst) storeScaleAt(r, row, vector / lanesPerGroup, __uint_as_float(encoded.z));
     });
+  }
+
+  __device__ __forceinline__ void storeScaleAt(u32 r, u32 row, u32 group, f32 stored) const {
+    storeScale(a, scaleAt(a, r, a.rank, row, scaleWordOf(a, group)), group, stored);
   }
 
   // Turns in which the threads encode the vectors of `count` tokens.
@@ -135,11 +147,11 @@ struct SendVectors {
 
   // `place`: of the first vector of the thread's group.
   __device__ __forceinline__ void sendScale(const f32 (&scales)[lowLatencySending / lanesPerGroup],
-                                            const i32 (&rows)[lowLatencyBatch][epMaxRanks], u32 count, Place place) const {
+                                            const i32 (&rows)[lowLatencyBatch][lowLatencyMostRanks], u32 count, Place place) const {
     if (lowLatencyIsBf16 || threadIdx.x >= lowLatencySending / lanesPerGroup) return;
     if (place.local >= count || place.vector >= perRow) return;
     toRanks(rows[place.local], [&](u32 r, u32 row) {
-      storeScale(a, r, row, place.vector / lanesPerGroup, scales[threadIdx.x]);
+      storeScaleAt(r, row, place.vector / lanesPerGroup, scales[threadIdx.x]);
     });
   }
 };

@@ -29,7 +29,7 @@ template <bool isWeighted>
 __device__ __forceinline__ uint4 sumAt(const Addend& addend, u32 at, bool isInRow) {
   // Rows under way at once: as many as registers hold. Where ranks come and go their windows lie in shared memory, and some
   // registers with them.
-#if __CUDA_ARCH__ >= 900 && !WEFTLINE_ELASTIC
+#if __CUDA_ARCH__ >= 900 && WEFTLINE_GROUP == 0
   constexpr u32 together = 8;
 #else
   constexpr u32 together = 4;

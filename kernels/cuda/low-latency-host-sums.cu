@@ -1,0 +1,100 @@
+// What a low-latency combine across hosts has between both halves of the kernel of one host: for each source that this rank serves, the
+// sums of what its host has of the source's tokens, in one message back.
+#define WEFTLINE_GROUP 2
+#include "weftline/abi.cuh"
+#include "weftline/launch-order.cuh"
+#include "weftline/low-latency/add-hosts.cuh"
+#include "weftline/low-latency/block-share.cuh"
+#include "weftline/low-latency/host-message.cuh"
+#include "weftline/low-latency/rank-flags.cuh"
+#include "weftline/trace.cuh"
+#include "weftline/types.cuh"
+
+using namespace weftline;
+
+namespace {
+
+// The lane's vector of a sum, to the message.
+__device__ __forceinline__ void storeSum(const GrowingSum& sum, bool isWide, u8* row, u32 at) {
+  if (!isWide) {
+    *reinterpret_cast<uint4*>(row + at) = sum.rounded();
+    return;
+  }
+  uint4* pair = reinterpret_cast<uint4*>(row + 2 * at);
+  u32 words[GrowingSum::perVector];
+#pragma unroll
+  for (u32 i = 0; i < GrowingSum::perVector; ++i) words[i] = __float_as_uint(sum.sums[i]);
+  pair[0] = make_uint4(words[0], words[1], words[2], words[3]);
+  pair[1] = make_uint4(words[4], words[5], words[6], words[7]);
+}
+
+// All warps add up the rows of one source. False when the warp must leave.
+__device__ __forceinline__ bool sumSource(const LowLatencyCombineArguments& a, u32 slot, u32 rows, u32 number, const WaitScope& scope) {
+  const EpNetwork& network = networkOf(a);
+  const u32 here = ranksHere(a);
+  const u32 lane = laneIndex();
+  const u32 source = network.servedRank[slot];
+  const u32 parts = (a.rowBytes + lowLatencyPartBytes - 1) / lowLatencyPartBytes;
+  const u32 sumBytes = sumBytesOf(network, a.rowBytes);
+  u8* out = networkAt(network, sentSums(network, slot, a.result)) + sizeof(LowLatencyHostMessage);
+  const WarpRun mine(rows * parts);
+#pragma unroll 1
+  for (u32 work = mine.first; work < mine.end; ++work) {
+    const u32 index = Divisor(parts).quotient(work);
+    const u32 at = (work - index * parts) * lowLatencyPartBytes + lane * 16;
+    const bool isInRow = at < a.rowBytes;
+    const i32* places = static_cast<const i32*>(a.servedRows) + (static_cast<u64>(slot) * a.maxTokens + index) * here;
+    const i32 row = lane < here ? places[lane] : -1;
+    GrowingSum sum;
+    if (!addRanksHere(sum, a, source, a.peers[source], row, at, isInRow, number, scope)) return false;
+    if (isInRow) storeSum(sum, network.isWide != 0, out + static_cast<u64>(index) * sumBytes, at);
+  }
+  return true;
+}
+
+// One thread of the last block to come: the message goes.
+__device__ __forceinline__ void sendSums(const LowLatencyCombineArguments& a, u32 slot, u32 rows, u32 number, const WaitScope& scope) {
+  const EpNetwork& network = networkOf(a);
+  const u64 from = sentSums(network, slot, a.result);
+  auto* header = reinterpret_cast<LowLatencyHostMessage*>(networkAt(network, from));
+  header->rows = rows;
+  header->call = a.call;
+  header->number = number;
+  const u32 channel = channelOf(network, slot);
+  const u64 bytes = sizeof(LowLatencyHostMessage) + static_cast<u64>(rows) * sumBytesOf(network, a.rowBytes);
+  sendMessage({a.peers, a.ranks, a.rank}, network, servedRequest(network, slot, channel), channel,
+              returnedSums(network, network.servedWay[slot], a.result), from, bytes, networkCellSums + a.result, scope,
+              {network.servedRank[slot], waitWord(lowLatencyWaitCombineRows, a.call)});
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(lowLatencyThreads, 1)
+    lowLatencyHostSums(const __grid_constant__ LowLatencyCombineArguments a) {
+  awaitPredecessor();
+  WEFTLINE_TRACE_KERNEL();
+  const EpNetwork& network = networkOf(a);
+  const LowLatencyBlock& own = *static_cast<const LowLatencyBlock*>(a.blocks);
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLowLatencyCombine, a.rank, a.timeoutNs, sharedWaits()};
+  const u32 number = own.combineOf[a.result];
+  const u32 uses = own.combineUses[a.result];
+  __syncthreads();
+  bool isFree = true;
+  if (threadIdx.x < network.served) {
+    // The source has added up what the last combine in this memory sent.
+    const WaitFor whom = {network.servedRank[threadIdx.x], waitWord(lowLatencyWaitCombineSlot, a.call)};
+    isFree = awaitCell({a.peers, a.ranks, a.rank}, network, networkCellEnded + a.result, uses - 1, scope, whom);
+  }
+  if (!awaitRanksHere(a, number, scope, isFree)) return;
+  for (u32 slot = 0; slot < network.served; ++slot) {
+    const u32 rows = __ldcg(static_cast<const u32*>(a.servedCounts) + slot);
+    const bool isSummed = sumSource(a, slot, rows, number, scope);
+    if (!__syncthreads_and(isSummed)) return;
+    // The ranks of this host may write again what was for the source, as if it had told them so.
+    if (threadIdx.x < ranksHere(a)) {
+      LowLatencyFlags* flags = flagsAt(a.peers[network.localRanks[threadIdx.x]], network.servedRank[slot]);
+      addReleaseSystem(&flags->taken[a.result], blockShare());
+    }
+    if (isLastDone(&hostsDoneOf(a).summed[slot]) && threadIdx.x == 0) sendSums(a, slot, rows, number, scope);
+  }
+}
