@@ -3,6 +3,7 @@ import { type Command, InvalidArgumentError } from 'commander';
 import { runEpBench, type EpBenchReport } from '../bench/ep/ep-bench.ts';
 import { type BenchEffort, effortOnSharedGpus, sharedGpuNotice } from '../bench/harness.ts';
 import { runLowLatencyBench, lowLatencyVariants, type LowLatencyBenchReport } from '../bench/ep/low-latency.ts';
+import { runLowLatencyHostBench, type LowLatencyHostBenchReport } from '../bench/ep/low-latency-hosts.ts';
 import { runEpHostBench, type EpHostBenchReport, phaseNames } from '../bench/ep/ep-hosts.ts';
 import { requireAddressSpace, checkEpWorkload, defaultEpWorkload, type EpWorkload } from '../bench/ep/ep-workload.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -219,6 +220,10 @@ async function benchLowLatency(
   using bar = barOf(world, flags);
   const { workload, dtypes } = rowsOf(world, flags);
   const options = { workload, variant, dtypes: dtypes.toReversed(), ...rounds, numSms: sms[0]! };
+  if (world.topology.hosts.length > 1) {
+    const report = await runLowLatencyHostBench(world, device, options, bar.show);
+    return report && { report, view: lowLatencyHostView(report) };
+  }
   if (device.kind === 'cpu') {
     const report = await runLowLatencyBench(world, device, options, bar.show);
     return report && { report, view: lowLatencyView(report) };
@@ -459,6 +464,32 @@ function lowLatencyView(report: LowLatencyBenchReport | CudaLowLatencyBenchRepor
       ),
     ],
     footing: machineLines(isOnGpus ? { machine: report.machine, gpuMachine: report.gpuMachine } : report),
+  };
+}
+
+function lowLatencyHostView(report: LowLatencyHostBenchReport): View {
+  const { workload, variant, method, hosts, carriers, crossing, pairs, cases, device } = report;
+  return {
+    title: `Low-latency dispatch and combine across ${hosts.length} hosts`,
+    heading: [
+      `${describeWorkload(workload)}; low latency, ${variant}; ${describeRounds(report)}`,
+      `${hosts.length} hosts of ${hosts.map(({ length }) => length).join(', ')} ranks${device === 'cuda' ? ' with a GPU each' : ''}; ${carriers.join(', ')}; ${crossing} rows of a dispatch cross`,
+    ],
+    parts: [
+      table(
+        cases,
+        [
+          { head: 'call', of: nameOf },
+          { head: 'p50', of: ({ microseconds }) => microseconds.p50, show: formatTime, note: method.time },
+          { head: 'p99', of: ({ microseconds }) => microseconds.p99, show: formatTime },
+          { head: 'beyond the carrier', of: (one) => one.beyondCarrier, show: formatTime, note: method.beyond },
+        ],
+        nameOf,
+      ),
+      Object.entries(method).map(([what, meaning]) => `${what}: ${meaning}`),
+      `${pairs} calls or pairs in a chain`,
+    ],
+    footing: machineLines(report),
   };
 }
 

@@ -370,7 +370,7 @@ interface BenchNetwork {
 }
 
 /** `source`: of the bytes that the carrier of CPU ranks sends. */
-function benchNetwork(buffer: EpBuffer, device: Device, source: Tensor<'bf16'>): BenchNetwork {
+export function benchNetwork(buffer: EpBuffer, device: Device, source: Tensor<'bf16'>): BenchNetwork {
   const network = buffer.hostNetwork;
   if (network instanceof HostNetwork && device instanceof CpuDevice) {
     const road = cpuRoad(device, { buffer, network }, source);
@@ -551,12 +551,12 @@ function endsOf({ routes }: CarrierRoad, { rank, rowBytes, tokens }: CarrierRows
   };
 }
 
-function dispatchCarrier(road: CarrierRoad, rows: CarrierRows): Carrier {
+export function dispatchCarrier(road: CarrierRoad, rows: CarrierRows): Carrier {
   const { forwarders, sources } = endsOf(road, rows);
   return carrier(road, forwarders, sources);
 }
 
-function combineCarrier(road: CarrierRoad, rows: CarrierRows): Carrier {
+export function combineCarrier(road: CarrierRoad, rows: CarrierRows): Carrier {
   const { forwarders, sources } = endsOf(road, rows);
   return carrier(road, sources, forwarders);
 }
