@@ -40,7 +40,7 @@ test('a rank of GPUs that is stopped is left out, and hears so', { skip: noGpu }
     env: { ...common, WEFTLINE_HOSTS: '1', [settingsTable.cacheFolder.env]: cacheFolder },
     onLine: ({ text }) => {
       pid = Number(/^stopping (\d+)$/.exec(text)?.[1] ?? pid);
-      if (text === 'without it') goneOn += 1;
+      if (text === 'without them') goneOn += 1;
       if (goneOn === RANKS - 1) process.kill(pid, 'SIGCONT');
     },
   });

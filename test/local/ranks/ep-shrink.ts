@@ -4,6 +4,7 @@
 import assert from 'node:assert/strict';
 import fc from '../../support/fast-check.ts';
 import { CpuDevice, type Tensor, WeftlineError } from 'weftline';
+import { Communicator } from 'weftline/collectives';
 import { EPAll2AllLayer, EpBuffer } from 'weftline/ep';
 import {
   referenceCombine,
@@ -141,7 +142,10 @@ function die(): void {
   process.kill(process.pid, 'SIGKILL');
 }
 
+let hasStopped = false;
+
 function stop(): void {
+  hasStopped = true;
   console.log(`stopping ${process.pid}`);
   process.kill(process.pid, 'SIGSTOP');
 }
@@ -340,14 +344,19 @@ const scenarios: Readonly<Record<string, (object: Ep) => Promise<Ep>>> = {
     // The others have long given up when it goes on.
     codes.push(await doomed(object, shortMs));
     if (turn >= 0) {
+      // It has heard of another one that stopped before it came to its own stop.
+      if (!hasStopped) stop();
       codes.push(await refusal(object));
-      await world.store.set('late', new Uint8Array());
+      await world.store.set(`late ${world.rank}`, new Uint8Array());
       return object;
     }
     const next = await object.shrink({ timeoutMs: shortMs });
     const before = await check(next, seed);
-    console.log('without it');
-    await world.store.get('late', { timeoutMs });
+    console.log('without them');
+    await world.store.wait(
+      victims.map((victim) => `late ${victim}`),
+      { timeoutMs },
+    );
     // Rows of the same dispatch, which the late rank could have written over.
     assert.deepEqual(await check(next, seed), before);
     return next;
@@ -387,6 +396,11 @@ if (!isLeftOut) {
   await check(last, seed++);
   const left = groupOf(last);
   assert.equal(left.ranks[left.rank], world.rank);
+  await using communicator = await Communicator.create(left, device);
+  using input = await device.tensor('i32', [1], Int32Array.of(1 << left.rank));
+  using output = device.empty('i32', [1]);
+  await communicator.allReduce({ input, output, op: 'sum' });
+  assert.deepEqual([...(await output.toHost())], [(1 << left.size) - 1]);
   // The new group is as good as any other.
   for (const drawn of fc.sample(epCase(left.size), { numRuns: 2, seed: 1 })) {
     await (what === 'layer' ? runLayerCase : runBufferCase)(left, device, drawn);
