@@ -257,10 +257,11 @@ export class StoreCore {
     request: StoreRequest & { readonly op: 'shrink' },
     signal: AbortSignal | undefined,
   ): Promise<StoreReply> {
-    const { members, lost = [], timeoutMs } = request;
-    const name = `${members?.join() ?? 'all'} ${request.name}`;
-    const agreement =
-      this.#agreements.get(name) ?? new SurvivorAgreement<Wait>(this.#members(rank, members), this.members);
+    const { lost = [], timeoutMs } = request;
+    const members = this.#members(rank, request.members);
+    if (!lost.every((one) => members.includes(one))) throw protocolError('lost ranks that are of no group');
+    const name = `${members.join()} ${request.name}`;
+    const agreement = this.#agreements.get(name) ?? new SurvivorAgreement<Wait>(members, this.members);
     this.#agreements.set(name, agreement);
     for (const wait of agreement.exclude(lost)) wait.fail(agreement.refusal(wait.rank));
     this.#decideIfComplete(agreement);

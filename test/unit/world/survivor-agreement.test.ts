@@ -106,6 +106,12 @@ test('groups agree apart from each other', async () => {
   for (const { ranks } of await Promise.all(waits)) assert.deepEqual(ranks, [1, 3]);
 });
 
+test('ranks that are of no group are not lost of it', async () => {
+  const { core } = world();
+  const request = { op: 'shrink', name: 's', members: [0, 1], lost: [2], timeoutMs: 10 } as const;
+  await assert.rejects(core.request(0, request, []), { code: 'WL_PROTOCOL' });
+});
+
 test('a rank that gives up is awaited again', async () => {
   const { stores } = world();
   const stop = new AbortController();

@@ -48,12 +48,22 @@ const requests = [
   { op: 'gather', name: 'g', members: [0, 1], timeoutMs: 100 },
   { op: 'barrier', name: 'b', members: [1], timeoutMs: 100 },
   { op: 'wait', keys: ['a'], read: true, members: [1, 2], timeoutMs: 100 },
+  { op: 'shrink', name: 's', timeoutMs: 100 },
+  { op: 'shrink', name: 's', members: [0, 1], lost: [0], timeoutMs: 100 },
 ];
 
 /** A request of rank 1, then that rank's end; the store must be able to serve the others after it. */
 const storeRequests: Decoder = {
   name: 'store-requests',
-  codes: ['WL_PROTOCOL', 'WL_INVALID_ARGUMENT', 'WL_CAPACITY', 'WL_CLOSED', 'WL_PEER_FAILED', 'WL_TIMEOUT'],
+  codes: [
+    'WL_PROTOCOL',
+    'WL_INVALID_ARGUMENT',
+    'WL_CAPACITY',
+    'WL_CLOSED',
+    'WL_INACTIVE',
+    'WL_PEER_FAILED',
+    'WL_TIMEOUT',
+  ],
   isJson: true,
   weight: 0.7,
   seeds: () => requests.map((request) => json({ id: 1, ...request })),
