@@ -193,6 +193,14 @@ for (const hosts of ['1', '2']) {
   });
 }
 
+for (const hosts of ['2', '1+3', '4']) {
+  test(`a call is one message to each other host, with one row per token, hosts ${hosts}`, async () => {
+    const messages = new URL('./ranks/low-latency-messages.js', import.meta.url);
+    const { exitCode, transcript } = await runRanks(4, messages, { env: { WEFTLINE_HOSTS: hosts } });
+    assert.equal(exitCode, 0, transcript);
+  });
+}
+
 test('an elastic EpLowLatency is refused in words on several hosts', async () => {
   const env = { WEFTLINE_HOSTS: '2' };
   const { failures: got, transcript } = await failures('elastic on several hosts', 2, { env });
