@@ -4,6 +4,7 @@ import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import type { EpHostBenchReport } from '#lib/programs/bench/ep/ep-hosts.js';
+import type { LowLatencyHostBenchReport } from '#lib/programs/bench/ep/low-latency-hosts.js';
 import { isWhole } from '../support/extent.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
@@ -50,6 +51,25 @@ test('two hosts: calls, carrier and pairs stand in the document, and no row cros
     ],
   );
 });
+
+for (const variant of ['rank-sums', 'choices', 'rank-major']) {
+  test(`low latency beside the carrier, ${variant}`, () => {
+    const args = ['--mode', 'low-latency', '--variant', variant, '--ranks', '4', '--hosts', '2', '--json', '-'];
+    const { status, stdout, stderr } = bench(...args);
+    assert.equal(status, 0, stderr);
+    const report = JSON.parse(stdout) as LowLatencyHostBenchReport;
+    assert.equal(report.schema, 'weftline.bench.ep.low-latency.hosts/1');
+    const carriers = report.cases.filter(({ name }) => name.startsWith('carrier'));
+    assert.deepEqual(
+      carriers.map(({ name }) => name),
+      ['carrier fp8', 'carrier bf16', 'carrier back'],
+    );
+    for (const { name, microseconds, beyondCarrier } of report.cases) {
+      assert.ok(microseconds.p50 > 0, name);
+      assert.equal(beyondCarrier === undefined, name.startsWith('carrier'), name);
+    }
+  });
+}
 
 if (isWhole) {
   test('hosts of unlike size, fp8, without the layer: as tables', () => {
