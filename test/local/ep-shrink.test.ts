@@ -1,4 +1,4 @@
-// EpBuffer and EPAll2AllLayer outlive their ranks: those that live make them anew, in one call, and the launcher lets them.
+// EpBuffer, EPAll2AllLayer and EpLowLatency outlive their ranks: those that live make them anew, in one call, and the launcher lets them.
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { resultOf, runRanks } from './support/run-ranks.ts';
@@ -22,7 +22,7 @@ interface Case {
   readonly victims: readonly number[];
   readonly hosts: string;
   /** With which the gate has it. */
-  readonly gate?: 'buffer' | 'layer';
+  readonly gate?: 'buffer' | 'layer' | 'low-latency';
 }
 
 const cases: readonly Case[] = [
@@ -32,8 +32,8 @@ const cases: readonly Case[] = [
   { name: 'two ranks are killed at once', scenario: 'dispatch', victims: [1, 2], hosts: '1' },
   { name: 'a rank of each host is killed at once', scenario: 'dispatch', victims: [0, 3], hosts: '2', gate: 'layer' },
   { name: 'a whole host is killed', scenario: 'dispatch', victims: [2, 3], hosts: '2', gate: 'buffer' },
-  { name: 'the first host is killed', scenario: 'dispatch', victims: [0, 1], hosts: '2' },
-  { name: 'a host of one rank is killed', scenario: 'dispatch', victims: [3], hosts: '3+1' },
+  { name: 'the first host is killed', scenario: 'dispatch', victims: [0, 1], hosts: '2', gate: 'low-latency' },
+  { name: 'a host of one rank is killed', scenario: 'dispatch', victims: [3], hosts: '3+1', gate: 'low-latency' },
   { name: 'all but one are killed', scenario: 'one after the other', victims: [3, 0, 2], hosts: '1', gate: 'buffer' },
   { name: 'ranks are killed in turn', scenario: 'one after the other', victims: [1, 2], hosts: '2', gate: 'layer' },
   { name: 'a rank dies during the agreement', scenario: 'agreement', victims: [2, 3], hosts: '1', gate: 'buffer' },
@@ -51,7 +51,7 @@ const cases: readonly Case[] = [
 ];
 
 describe('ranks that are left', { concurrency: 2 }, () => {
-  for (const what of ['buffer', 'layer']) {
+  for (const what of ['buffer', 'layer', 'low-latency']) {
     for (const { name, scenario, victims, hosts } of cases.filter(({ gate }) => isWhole || gate === what)) {
       test(`${what}: ${name}`, async () => {
         const left = [0, 1, 2, 3].filter((rank) => !victims.includes(rank));

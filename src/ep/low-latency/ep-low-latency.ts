@@ -1,5 +1,6 @@
 // EpLowLatency: dispatch and combine for decoding, where a call has few tokens and waits count more than bytes.
 import { CallGuard } from '../../group/call-guard.ts';
+import { shrinkObject, type ShrinkOptions } from '../../group/shrink.ts';
 import { requireDevice, requireGroup, requireLive } from '../../group/tensor-check.ts';
 import { checkOptions, requireFlag } from '../../core/check-options.ts';
 import { countTokens, type EpOp } from '../../core/counts.ts';
@@ -63,6 +64,8 @@ export class EpLowLatency implements AsyncDisposable {
   readonly #scope: LowLatencyScope;
   readonly #engine: LowLatencyEngine;
   readonly #guard: CallGuard;
+  /** The configuration as create() was given it: what it leaves out depends on the number of ranks. */
+  readonly #given: LowLatencyConfig;
   /** Number of the last dispatch. */
   #sequence = 0;
   /** Whether a hook was handed out and not called, by parity of the dispatch. */
@@ -90,13 +93,15 @@ export class EpLowLatency implements AsyncDisposable {
     const full = withLowLatencyDefaults({ ...config }, group.size);
     const of = { group, given: config, config: full };
     const wait = startCall(options, group.settings.timeoutMs);
-    if (device.kind === 'cpu') return new EpLowLatency(await createCpuLowLatency({ ...of, device }, wait));
+    const given = Object.freeze({ ...config });
+    if (device.kind === 'cpu') return new EpLowLatency(await createCpuLowLatency({ ...of, device }, wait), given);
     // Loaded here, so that CPU ranks never load what GPUs need.
     const { createCudaLowLatency } = await import('./cuda/create-cuda-low-latency.ts');
-    return new EpLowLatency(await createCudaLowLatency({ ...of, device }, wait));
+    return new EpLowLatency(await createCudaLowLatency({ ...of, device }, wait), given);
   }
 
-  private constructor({ scope, engine, next = 1 }: MadeLowLatency) {
+  private constructor({ scope, engine, next = 1 }: MadeLowLatency, given: LowLatencyConfig) {
+    this.#given = given;
     this.#sequence = next - 1;
     this.#guard = new CallGuard('EpLowLatency', scope.group.ranks);
     this.#scope = scope;
@@ -295,6 +300,31 @@ export class EpLowLatency implements AsyncDisposable {
   /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */
   async close(): Promise<void> {
     if (this.#guard.close()) await this.#engine.close();
+  }
+
+  /**
+   * Collective over the ranks of the group that live, after a failure: closes this object and makes another one over the group that
+   * they form (RankGroup.shrink), which the caller owns. It has this one's configuration, but for what `config` says; handles and
+   * pending hooks of this object are of no use to it. Works on a closed object, and again where it failed. Fails with WL_INACTIVE on
+   * a rank that was left out, WL_INVALID_ARGUMENT if the configuration does not fit the ranks that are left, WL_UNSUPPORTED for
+   * an elastic object, whose ranks go on without those that are lost, else as RankGroup.shrink() and create() do.
+   */
+  async shrink(options: ShrinkOptions<LowLatencyConfig> = {}): Promise<EpLowLatency> {
+    const given = this.#given;
+    if (given.elastic === true) {
+      const message = 'An elastic EpLowLatency is not shrunk: its calls go on without the ranks that are lost';
+      throw new WeftlineError('WL_UNSUPPORTED', message);
+    }
+    const device = this.device as CpuDevice | CudaDevice;
+    return shrinkObject(
+      {
+        object: 'EpLowLatency',
+        group: this.group,
+        close: () => this.close(),
+        create: (group, changes, wait) => EpLowLatency.create(group, device, { ...given, ...changes }, wait),
+      },
+      options,
+    );
   }
 
   [Symbol.asyncDispose](): Promise<void> {

@@ -1,23 +1,25 @@
-// Ranks of an EpBuffer or an EPAll2AllLayer die or stop; those that live make it anew, and every result is the reference's.
-// Arguments: "buffer" or "layer", the scenario, the ranks that it is about, and the seed where it is random. The last line says which
+// Ranks of an EpBuffer, an EPAll2AllLayer or an EpLowLatency die or stop; those that live make it anew, and every result is the reference's.
+// Arguments: "buffer", "layer" or "low-latency", the scenario, the ranks that it is about, and the seed where it is random. The last line says which
 // world ranks are left, and how the failed calls ended.
 import assert from 'node:assert/strict';
 import fc from '../../support/fast-check.ts';
 import { CpuDevice, type Tensor, WeftlineError } from 'weftline';
 import { Communicator } from 'weftline/collectives';
-import { EPAll2AllLayer, EpBuffer } from 'weftline/ep';
+import { EPAll2AllLayer, EpBuffer, EpLowLatency } from 'weftline/ep';
 import {
   referenceCombine,
   referenceDispatch,
   referenceLayerCombine,
   referenceLayerDispatch,
+  referenceLowLatencyCombine,
+  referenceLowLatencyDispatch,
   type ReferenceInput,
 } from 'weftline/reference';
 import { join, type RankGroup } from 'weftline/world';
 import { keptBytes } from '#lib/windows/cuda-window.js';
 import { until } from '../../support/until.ts';
 import { bytesInUse, openTestDevice, testGroup } from '../support/test-device.ts';
-import { flat16, runBufferCase } from './ep-buffer-case.ts';
+import { flat, flat16, runBufferCase } from './ep-buffer-case.ts';
 import { epCase, random, rows } from './ep-case.ts';
 import { runLayerCase } from './layer-case.ts';
 
@@ -34,10 +36,10 @@ const [maxTokensPerRank, hidden, maxTopk] = [24, 128, 3];
 const numExperts = scenario === 'experts' ? 8 : 60;
 const config = { maxTokensPerRank, hidden, maxTopk, numExperts };
 
-type Ep = EpBuffer | EPAll2AllLayer;
+type Ep = EpBuffer | EPAll2AllLayer | EpLowLatency;
 
 function groupOf(object: Ep): RankGroup {
-  return object instanceof EpBuffer ? object.group : object.context.group;
+  return object instanceof EPAll2AllLayer ? object.context.group : object.group;
 }
 
 /** What the rank of the group passes, random but known to all. */
@@ -61,8 +63,8 @@ interface Tokens {
 
 /** A dispatch that has ended, and the combine of what experts made of its rows. */
 interface Dispatched {
-  readonly recvX: Tensor<'bf16'>;
-  readonly handle: Disposable;
+  readonly received: () => Promise<readonly number[]>;
+  readonly handle?: Disposable;
   /** What the reference says that this rank received, and gets back for a token. */
   readonly wantedRows: readonly (readonly number[])[];
   readonly wantedSum: (token: number) => number[];
@@ -81,7 +83,7 @@ async function dispatchBuffer(buffer: EpBuffer, { inputs, x, topkIdx, seed: of }
   const outputs = outputsOf(counts, of);
   const { recvX, handle } = await buffer.dispatch({ x, topkIdx, timeoutMs });
   return {
-    recvX,
+    received: async () => [...(await recvX.toHost())],
     handle,
     wantedRows: received[rank]!.x,
     wantedSum: (token) =>
@@ -102,7 +104,7 @@ async function dispatchLayer(layer: EPAll2AllLayer, { inputs, x, topkIdx, seed: 
   const { recvX, handle } = await layer.dispatch({ x, topkIdx, timeoutMs });
   const place = { rank, hidden, localCombine: false, dtype: 'bf16', hosts: topology.hosts } as const;
   return {
-    recvX,
+    received: async () => [...(await recvX.toHost())],
     handle,
     wantedRows: received[rank]!.rows.map((row) => row.x),
     wantedSum: (token) => referenceLayerCombine(received, outputs, { ...place, token }),
@@ -114,6 +116,54 @@ async function dispatchLayer(layer: EPAll2AllLayer, { inputs, x, topkIdx, seed: 
   };
 }
 
+async function dispatchLowLatency(
+  object: EpLowLatency,
+  { inputs: plain, x, topkIdx, seed: of }: Tokens,
+): Promise<Dispatched> {
+  const { rank, topology } = object.group;
+  const inputs = plain.map((input, other) => {
+    const next = random(of * 7 + other);
+    return { ...input, topkWeights: input.topkIdx.map((choices) => choices.map(() => Math.fround(next()))) };
+  });
+  const received = referenceLowLatencyDispatch(inputs, { numExperts: object.config.numExperts });
+  const counts = received.map(({ byExpert }) => byExpert.map((block) => block.length));
+  const outputs = counts.map((blocks, other) => {
+    const next = random(of * 1000 + other);
+    return blocks.map((count) => rows(count, hidden, next));
+  });
+  using topkWeights = await device.tensor('f32', topkIdx.shape, flat(inputs[rank]!.topkWeights));
+  const { recvX, handle } = await object.dispatch({ x, topkIdx, topkWeights, dtype: 'bf16', timeoutMs });
+  const [experts, capacity] = recvX.shape as [number, number];
+  return {
+    async received() {
+      const all = await recvX.toHost();
+      return counts[rank]!.flatMap((count, expert) => {
+        const from = expert * capacity * hidden;
+        return [...all.subarray(from, from + count * hidden)];
+      });
+    },
+    wantedRows: received[rank]!.byExpert.flatMap((block) => block.map((row) => row.data)),
+    wantedSum(token) {
+      const made = { inputs, received, outputs, hosts: topology.hosts, mode: 'rank-sums' } as const;
+      return referenceLowLatencyCombine({ ...made, combinePrecision: 'bf16' }, { rank, token, hidden });
+    },
+    async combine() {
+      const values = new Uint16Array(experts * capacity * hidden);
+      for (const [expert, block] of outputs[rank]!.entries()) values.set(flat16(block), expert * capacity * hidden);
+      using y = await device.tensor('bf16', recvX.shape, values);
+      const { combinedX } = await object.combine({ x: y, handle, timeoutMs });
+      // On GPUs the call only enqueues.
+      await combinedX.toHost();
+      return combinedX;
+    },
+  };
+}
+
+function dispatchTo(object: Ep, passed: Tokens): Promise<Dispatched> {
+  if (object instanceof EpBuffer) return dispatchBuffer(object, passed);
+  return object instanceof EpLowLatency ? dispatchLowLatency(object, passed) : dispatchLayer(object, passed);
+}
+
 /** A dispatch and a combine, as the reference has them; returns the rows that this rank received. */
 async function check(object: Ep, of: number): Promise<readonly number[]> {
   const { rank, ranks } = groupOf(object);
@@ -123,10 +173,8 @@ async function check(object: Ep, of: number): Promise<readonly number[]> {
   using x = await device.tensor('bf16', [tokens, hidden], flat16(mine.x));
   using topkIdx = await device.tensor('i32', [tokens, maxTopk], Int32Array.from(mine.topkIdx.flat()));
   const passed = { inputs, x, topkIdx, seed: of };
-  const dispatched = await (object instanceof EpBuffer
-    ? dispatchBuffer(object, passed)
-    : dispatchLayer(object, passed));
-  const received = [...(await dispatched.recvX.toHost())];
+  const dispatched = await dispatchTo(object, passed);
+  const received = await dispatched.received();
   assert.deepEqual(received, dispatched.wantedRows.flat());
   const sums = await dispatched.combine();
   const got = await sums.toHost();
@@ -134,7 +182,7 @@ async function check(object: Ep, of: number): Promise<readonly number[]> {
     const row = [...got.subarray(token * hidden, (token + 1) * hidden)];
     assert.deepEqual(row, dispatched.wantedSum(token), `combined row ${token}`);
   }
-  for (const part of [sums, dispatched.handle]) part[Symbol.dispose]();
+  for (const part of [sums, dispatched.handle]) part?.[Symbol.dispose]();
   return received;
 }
 
@@ -169,6 +217,19 @@ function inDispatch(act: () => void): void {
   Object.defineProperty(device, 'kernels', { value: kernels });
 }
 
+async function dispatchAlone(
+  object: Ep,
+  args: { readonly x: Tensor<'bf16'>; readonly topkIdx: Tensor<'i32'>; readonly timeoutMs: number },
+): Promise<void> {
+  if (object instanceof EPAll2AllLayer) await object.dispatch(args);
+  else if (object instanceof EpBuffer) await object.dispatch(args);
+  else {
+    const { shape, elements } = args.topkIdx;
+    using topkWeights = await device.tensor('f32', shape, new Float32Array(elements));
+    await object.dispatch({ ...args, topkWeights, dtype: 'bf16' });
+  }
+}
+
 /** The code of a dispatch, and of a barrier behind it, that cannot end well. */
 async function doomed(object: Ep, ms = timeoutMs): Promise<string> {
   const experts = object.config.numExperts;
@@ -177,7 +238,7 @@ async function doomed(object: Ep, ms = timeoutMs): Promise<string> {
   const topkIdx = await device.tensor('i32', [maxTokensPerRank, maxTopk], ids);
   try {
     const args = { x, topkIdx, timeoutMs: ms };
-    await (object instanceof EpBuffer ? object.dispatch(args) : object.dispatch(args));
+    await dispatchAlone(object, args);
     await object.barrier({ timeoutMs: ms });
   } catch (error) {
     return codeOf(error);
@@ -198,6 +259,7 @@ async function deathOf(rank: number): Promise<void> {
 }
 
 async function make(): Promise<Ep> {
+  if (what === 'low-latency') return EpLowLatency.create(group, device, config);
   return what === 'layer' ? EPAll2AllLayer.create(group, device, config) : EpBuffer.create(group, device, config);
 }
 
