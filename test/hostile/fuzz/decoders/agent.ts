@@ -10,6 +10,7 @@ import { type AgentMetadata, decodeMetadata, encodeMetadata, metadataHeader } fr
 import { Block } from '#lib/abi/layout.js';
 import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-link.js';
 import { decodeRdmaInfo, encodeRdmaInfo } from '#lib/agent/rdma/rdma-meeting.js';
+import { rdmaRegionInfo } from '#lib/agent/rdma/rdma-messages.js';
 import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
 import { readTable } from '#lib/kv/kv-table.js';
 import { UcxKeys } from '#lib/agent/backends/ucx/ucx-worker.js';
@@ -174,7 +175,7 @@ const rdmaInfos: Decoder = {
       network: 'boot/net',
       rail: { name: 'rxe0 port 1', linkLayer: 'Ethernet' },
     }),
-    new Uint8Array(16).fill(7),
+    new Uint8Array(rdmaRegionInfo.size + 8).fill(7),
   ],
   run: (input) => {
     const info = decodeRdmaInfo(input);
