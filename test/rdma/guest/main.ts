@@ -15,7 +15,7 @@ const gate = [
   'transport-io',
   'transport',
 ];
-const slow = ['verbs-conformance', 'ep-hosts'];
+const slow = ['verbs-conformance', 'flushed-conformance', 'ep-hosts'];
 const parts = process.argv.includes('all') ? [...gate, ...slow] : gate;
 // Before the first test: tests run while later parts load, and one of them takes a port down.
 await whyMissing('verbs');
