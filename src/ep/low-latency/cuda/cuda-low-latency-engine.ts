@@ -1,6 +1,5 @@
 // The GPU's way of a low-latency call: a kernel that sends and receives, or one for each around a hook, or where other hosts come in
-// between. Nothing waits for the
-// host, and the host waits for nothing: results are there for what follows on the device's stream.
+// between. Nothing waits for the host, and the host waits for nothing: results are there for what follows on the device's stream.
 import {
   LOW_LATENCY_RESULTS,
   lowLatencyPhases,
@@ -8,7 +7,8 @@ import {
   lowLatencyTravels,
 } from '../../../abi/low-latency.ts';
 import { CudaCallOrder, type CudaCalls, type RecordingOf } from '../../../group/cuda-calls.ts';
-import { remaining } from '../../../core/deadline.ts';
+import { recordingOf } from '../../../device/cuda/cuda-graph.ts';
+import { deadlineOf, remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
@@ -76,10 +76,8 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   /** Launches of graphs may be on other streams; calls before and after them keep their order. */
   readonly #order: CudaCallOrder;
   readonly #recording: RecordingOf;
-  /** Dispatches that were sent, whose rows from other hosts are to be forwarded. */
-  readonly #unforwarded: { readonly input: CheckedLowLatencyDispatch; readonly sequence: number }[] = [];
-  /** Combines that were sent, whose sums for other hosts are to be made. */
-  readonly #unsummed: SentCombine[] = [];
+  /** What this rank has still to do for other hosts in the calls that it has sent, in their order. */
+  readonly #relays: Relay[] = [];
   #requireIdle: (what: string) => void = () => {};
   readonly #isRankMajor: boolean;
   /** All choices travel. */
@@ -100,7 +98,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     this.#order = new CudaCallOrder(scope.device);
     this.#recording = {
       order: this.#order,
-      network,
+      network: network && { wake: () => this.#beforeLaunch(), expectKernels: () => network.expectKernels() },
       begin: () => () => this.#requireIdle('the launch of a graph'),
     };
     this.#isRankMajor = scope.config.layout === 'rank-major';
@@ -231,26 +229,51 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   /** The first half of a dispatch. Other hosts come first: their rows have the longest way. */
   #launchSending(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): void {
     const plan = this.#setDispatch(input, sequence);
-    const { hosts } = this.#launches;
+    const hosts = this.#launches.hosts?.[formOf(input)];
     if (hosts !== undefined) {
       this.#network?.wake();
-      this.#launchDispatch(hosts[formOf(input)].send, { wait, phases: SEND });
-      this.#unforwarded.push({ input, sequence });
+      this.#launchDispatch(hosts.send, { wait, phases: SEND });
+      this.#addRelay(input, (until, isOwn) => {
+        const { arguments: set } = this.#setDispatch(input, sequence);
+        set.set('waitStats', isOwn ? (input.waitStats?.address ?? 0) : 0);
+        this.#launchDispatch(hosts.forward, { wait: until, phases: RECEIVE });
+      });
     }
     this.#launchDispatch(plan, { wait, phases: SEND });
   }
 
-  /** What other hosts have sent goes on to the ranks of this one, dispatch by dispatch: they count them in that order. */
-  #forwardUntil(last: number, wait: LowLatencyWait): void {
-    const { hosts } = this.#launches;
-    if (hosts === undefined) return;
+  #addRelay(call: object, launch: Relay['launch']): void {
+    this.#relays.push({ call, launch, recording: recordingOf(this.#scope.device.context) });
+  }
+
+  /**
+   * Before this rank waits for what a call brings it, it does its part for others in that call and in those before it, in the order
+   * of calls: others count what comes in that order, and where each rank waited first for another call they would wait in a circle.
+   * `last`: the call; undefined for all. What was recorded belongs to its graph.
+   */
+  #relayUntil(last: object | undefined, wait: LowLatencyWait): void {
     this.#network?.wake();
-    for (let next = this.#unforwarded[0]; next !== undefined && next.sequence <= last; next = this.#unforwarded[0]) {
-      const { input, sequence } = next;
-      this.#unforwarded.shift();
-      this.#setDispatch(input, sequence).arguments.set('waitStats', input.waitStats?.address ?? 0);
-      this.#launchDispatch(hosts[formOf(input)].forward, { wait, phases: RECEIVE });
+    const relays = this.#relays;
+    if (relays.length === 0) return;
+    const until = last === undefined ? relays.length - 1 : relays.findIndex(({ call }) => call === last);
+    const recording = recordingOf(this.#scope.device.context);
+    for (let left = until + 1, at = 0; left > 0; left--) {
+      const relay = relays[at]!;
+      const isOwn = relay.call === last;
+      if (!isOwn && relay.recording !== recording) {
+        at++;
+        continue;
+      }
+      relays.splice(at, 1);
+      // Only its hook looks whether the tensors of another call are still there.
+      relay.launch(wait, isOwn);
     }
+  }
+
+  /** What a graph waits for may come behind what the calls before its launch bring. */
+  #beforeLaunch(): void {
+    const { settings } = this.#scope.group;
+    this.#relayUntil(undefined, { deadline: deadlineOf({}, settings.timeoutMs), signal: undefined });
   }
 
   #launch(plan: LaunchPlan): void {
@@ -263,7 +286,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     const { wait } = launch;
     const isAcross = this.#launches.hosts !== undefined;
     if (isAcross && (launch.phases & SEND) !== 0) this.#launchSending(input, sequence, wait);
-    this.#forwardUntil(sequence, wait);
+    this.#relayUntil(input, wait);
     const plan = this.#setDispatch(input, sequence);
     const set = plan.arguments;
     const rows = input.out ?? this.#rowsOf(input.scales, sequence);
@@ -317,20 +340,18 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     if ((launch.phases & SEND) !== 0) this.#elastic?.countCombine(sent.input.handle, sent.number);
   }
 
-  /** What this rank sums for other hosts comes before what it gets itself, combine by combine: they count sums in that order. */
   #combineAcross(sent: SentCombine, { wait, phases }: Launch, sums: LaunchPlan): void {
-    this.#network?.wake();
     if ((phases & SEND) !== 0) {
       this.#launch(this.#setCombine(sent, { wait, phases: SEND }));
-      this.#unsummed.push(sent);
+      this.#addRelay(sent, (until, isOwn) => {
+        const { arguments: set } = this.#setCombine(sent, { wait: until, phases: RECEIVE });
+        if (!isOwn) set.set('waitStats', 0);
+        this.#launch(sums);
+      });
     }
     if ((phases & RECEIVE) === 0) return;
-    const receive = { wait, phases: RECEIVE };
-    for (const earlier of this.#unsummed.splice(0, this.#unsummed.indexOf(sent) + 1)) {
-      this.#setCombine(earlier, receive);
-      this.#launch(sums);
-    }
-    this.#launch(this.#setCombine(sent, receive));
+    this.#relayUntil(sent, wait);
+    this.#launch(this.#setCombine(sent, { wait, phases: RECEIVE }));
   }
 
   #setCombine({ input, out, number }: SentCombine, { wait, phases }: Launch): LowLatencyLaunches['combine'] {
@@ -422,6 +443,16 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     const { offset, stride } = this.#scope.size.regions[region];
     return offset + slot * stride;
   }
+}
+
+/** What this rank does for other hosts in a call that it has sent: it forwards their rows, or adds up what its host has of theirs. */
+interface Relay {
+  /** The arguments of the call. */
+  readonly call: object;
+  /** The recording in which it was sent. */
+  readonly recording: object | undefined;
+  /** `isOwn`: for the second half of the same call. */
+  readonly launch: (wait: LowLatencyWait, isOwn: boolean) => void;
 }
 
 /** The form in which a dispatch sends rows. */
