@@ -62,7 +62,7 @@ __device__ __forceinline__ void sendSums(const LowLatencyCombineArguments& a, u3
   header->number = number;
   const u32 channel = channelOf(network, slot);
   const u64 bytes = sizeof(LowLatencyHostMessage) + static_cast<u64>(rows) * sumBytesOf(network, a.rowBytes);
-  sendMessage({a.peers, a.ranks, a.rank}, network, servedRequest(network, slot, channel), channel,
+  sendMessage(ranksOf(a), network, servedRequest(network, slot, channel), channel,
               returnedSums(network, network.servedWay[slot], a.result), from, bytes, networkCellSums + a.result, scope,
               {network.servedRank[slot], waitWord(lowLatencyWaitCombineRows, a.call)});
 }
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(lowLatencyThreads, 1)
   if (threadIdx.x < network.served) {
     // The source has added up what the last combine in this memory sent.
     const WaitFor whom = {network.servedRank[threadIdx.x], waitWord(lowLatencyWaitCombineSlot, a.call)};
-    isFree = awaitCell({a.peers, a.ranks, a.rank}, network, networkCellEnded + a.result, uses - 1, scope, whom);
+    isFree = awaitCell(ranksOf(a), network, networkCellEnded + a.result, uses - 1, scope, whom);
   }
   if (!awaitRanksHere(a, number, scope, isFree)) return;
   for (u32 slot = 0; slot < network.served; ++slot) {

@@ -55,9 +55,8 @@ interface MadeLowLatency {
 const UNTIL_HOOK = 'the hook has ended';
 
 /**
- * Dispatch and combine between GPUs or CPU ranks, on any hosts, in the manner of DeepEP's low-latency mode: memory
- * for the worst case, no exchange of counts before the rows, and no meeting of the ranks but for the rows themselves. Rows
- * stand by expert (or source rank), then source rank, then token. Calls of all ranks are made in the same order, hooks in any;
+ * Dispatch and combine between GPUs or CPU ranks, on any hosts, in the manner of DeepEP's low-latency mode: memory for the
+ * worst case, no exchange of counts before the rows, and no meeting of the ranks but for the rows themselves. Rows stand by expert (or source rank), then source rank, then token. Calls of all ranks are made in the same order, hooks in any;
  * each has one deadline. After a failure that leaves the ranks in disagreement, every later call fails with its reason.
  */
 export class EpLowLatency implements AsyncDisposable {
@@ -74,7 +73,7 @@ export class EpLowLatency implements AsyncDisposable {
 
   /**
    * Collective over the group (a world is one), whose ranks use the same kind of device. Fails on every rank with the same error:
-   * WL_INVALID_ARGUMENT, WL_UNSUPPORTED (several hosts with `elastic` or 'choices'; more ranks or experts than kernels serve),
+   * WL_INVALID_ARGUMENT, WL_UNSUPPORTED (several hosts with `elastic`, or of GPUs with 'choices'; more ranks or experts than kernels serve),
    * WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY, WL_CUDA or WL_TIMEOUT.
    * @param group The ranks that take part; a world is a group.
    * @param device This rank's.

@@ -128,8 +128,8 @@ export type LowLatencyRegion =
   | LowLatencyNetworkRegion;
 
 /**
- * Regions of CPU ranks of a group on several hosts. For each way to another host: `sent` is what dispatches send there, `returned` what combines
- * bring back. For each source that the rank serves here: `landed` is what its dispatches send, `sums` what goes back to it. With
+ * Regions of CPU ranks of a group on several hosts. For each way to another host: `sent` is what dispatches send there,
+ * `returned` what combines bring back. For each source that the rank serves here: `landed` is what its dispatches send, `sums` what goes back to it. With
  * combineTravels 'choices' weights go there in combine (`sentWeights`, `landedWeights`), and ranks here tell in
  * `servedFirstRows` what they tell ranks of this host in `firstRows`.
  */
@@ -247,7 +247,7 @@ function onGpus(gpuHosts: Hosts) {
 
 /**
  * Where experts' rows or their sums are read by peers, or put by them. `hosts`: of ranks on GPUs, empty for others. Across them
- * only ranks of the same host put sums to each other, and for a rank elsewhere they do to its stand-in: the begin of a window.
+ * only ranks of the same host put sums to each other. Sums for a rank elsewhere go to its stand-in, which is the begin of a window.
  */
 // oxlint-disable-next-line max-params -- what all sizes follow from
 function combiningRows(config: Required<LowLatencyConfig>, hosts: Hosts, numRanks: number, cells: number) {
@@ -327,7 +327,7 @@ function pinnedSize(
   const header = lowLatencyHostMessage.size;
   const places = layout === 'rank-major' ? 1 + Math.max(...hosts.map(({ length }) => length)) : 1;
   const beside = alignUp(most * places * 4, ARRAY_ALIGNMENT) + most * maxTopk * lowLatencyChoice.size;
-  // Rows of bf16 have as many bytes as those of fp8 with their scales, or more, but for the shortest ones.
+  // Rows of bf16 take at least as many bytes as those of fp8 with their scales, except for the shortest ones.
   const row = Math.max(hidden * 2, alignUp(hidden + Math.ceil(hidden / FP8_GROUP) * 4, ARRAY_ALIGNMENT));
   const slotBytes = alignUp(header + beside + most * row, SLOT_ALIGNMENT);
   const sumsBytes = alignUp(lowLatencySumsBytes(config, most), SLOT_ALIGNMENT);

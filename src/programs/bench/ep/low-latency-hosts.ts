@@ -1,6 +1,13 @@
 // The low-latency bench of ranks on several hosts: calls and chains of them beside the carrier, which sends the same rows bare.
-import { countTokensOfHosts, shareTokens, benchBufferConfig, checkEpWorkload } from './ep-workload.ts';
-import { combineRowBytes, dispatchRowBytes, type EpWorkload } from './ep-workload.ts';
+import {
+  benchBufferConfig,
+  checkEpWorkload,
+  combineRowBytes,
+  countTokensOfHosts,
+  dispatchRowBytes,
+  type EpWorkload,
+  shareTokens,
+} from './ep-workload.ts';
 import { makeEpInputs } from './ep-calls.ts';
 import { benchNetwork, combineCarrier, dispatchCarrier } from './ep-hosts.ts';
 import { type LowLatencyBenchOptions, type LowLatencyCalls, makeLowLatencyCalls } from './low-latency.ts';

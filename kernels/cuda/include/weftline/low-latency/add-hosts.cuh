@@ -11,7 +11,8 @@
 namespace weftline {
 
 // A warp adds what the ranks of this host have of a row of a source: `row`, by the lane with the index of the rank on this host, or -1.
-// `puts`: where those ranks put sums for this source, who reads the others where they lie. False when the warp must leave.
+// `puts`: the window in which those ranks put sums for this source, where they put them at all; else they are read where they lie.
+// False when the warp must leave.
 __device__ __forceinline__ bool addRanksHere(GrowingSum& sum, const LowLatencyCombineArguments& a, u32 source, void* puts, i32 row,
                                              u32 at, bool isInRow, u32 number, const WaitScope& scope) {
   const u32 holders = __ballot_sync(0xffffffffu, row >= 0);
@@ -60,7 +61,7 @@ __device__ __forceinline__ bool awaitHosts(const LowLatencyCombineArguments& a, 
   bool isHere = true;
   const u32 way = threadIdx.x;
   if (way < network.ways) {
-    const LowLatencyRanks all = {a.peers, a.ranks, a.rank};
+    const LowLatencyRanks all = ranksOf(a);
     const WaitFor whom = {network.wayForwarder[way], waitWord(lowLatencyWaitCombineRows, a.call)};
     const bool isTimed = a.waitStats != nullptr && blockIdx.x == 0;
     const u64 began = isTimed ? globalTimer() : 0;
@@ -107,14 +108,14 @@ __device__ __forceinline__ bool addHosts(const LowLatencyCombineArguments& a, u3
         sum.addWide(__ldcg(pair), __ldcg(pair + 1));
       }
     };
-    // The first way leads to the host behind this one.
-    const u32 before = network.hosts - 1 - network.host;
+    // Ways lead to the hosts behind this one first, of which there are so many, then to those before it.
+    const u32 behind = network.hosts - 1 - network.host;
 #pragma unroll 1
-    for (u32 way = before; way < network.ways; ++way) addWay(way);
+    for (u32 way = behind; way < network.ways; ++way) addWay(way);
     const i32 row = lane < here ? sentRows[network.localRanks[lane]] : -1;
     if (!addRanksHere(sum, a, a.rank, a.peers[a.rank], row, at, isInRow, number, scope)) return false;
 #pragma unroll 1
-    for (u32 way = 0; way < before; ++way) addWay(way);
+    for (u32 way = 0; way < behind; ++way) addWay(way);
     if (isInRow) {
       *reinterpret_cast<uint4*>(static_cast<u8*>(a.out) + static_cast<u64>(token) * a.rowBytes + at) = sum.rounded();
     }
@@ -128,7 +129,7 @@ __device__ __forceinline__ void freeHostSums(const LowLatencyCombineArguments& a
   if (!isLastDone(&hostsDoneOf(a).added) || threadIdx.x >= network.ways) return;
   const u32 way = threadIdx.x;
   const u32 channel = channelOf(network, network.waySlot[way]);
-  signalAcross({a.peers, a.ranks, a.rank}, network, wayRequest(network, way, channel), channel, networkCellEnded + a.result, scope,
+  signalAcross(ranksOf(a), network, wayRequest(network, way, channel), channel, networkCellEnded + a.result, scope,
                {network.wayForwarder[way], waitWord(lowLatencyWaitCombineSlot, a.call)});
 }
 

@@ -1,6 +1,6 @@
 // What low-latency kernels of different hosts send each other, and their waits for it. Each other host has a rank that stands for this
 // one there (see HostRoutes): a dispatch sends it one message, and it puts the rows to the ranks of its host as this rank would; of
-// a combine it sums its host's rows of each token, and sends one message of sums back. Messages cross through host memory.
+// a combine it sums its host's rows of each token, and sends one message of sums back. Messages cross through the network windows of the ranks.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/ep/network-link.cuh"
@@ -39,7 +39,7 @@ __device__ __forceinline__ u64 alignMessage(u64 bytes) { return (bytes + hostMes
 // The message of a dispatch, in this rank's network window.
 struct DispatchMessage {
   u8* header;
-  // 'rank-major': of each token also its row at each rank of the host.
+  // Numbers for each token: its row in the message and, in 'rank-major', that at each rank of the host.
   u32 width;
   u32 columns;
   u32 tokens;
@@ -147,7 +147,8 @@ __device__ __forceinline__ bool awaitCell(const LowLatencyRanks& all, const EpNe
   return awaitCells(all, &network, {cell, 1}, expected, scope, whom);
 }
 
-// One thread calls this: a message of this rank's window to a peer's, and one signal behind it. Nothing of it may be missing.
+// One thread calls this: a message from this rank's window goes to a peer's, and one signal behind it. If it cannot, all ranks of this
+// host hear that this one gave up.
 __device__ __forceinline__ void sendMessage(const LowLatencyRanks& all, const EpNetwork& network, Request to, u32 channel,
                                             u64 target, u64 source, u64 bytes, u32 cell, const WaitScope& scope, WaitFor whom) {
   if (putAcross(network, to, channel, target, source, bytes, cell, scope, whom)) return;
@@ -174,7 +175,7 @@ __device__ __forceinline__ bool isLastDone(u32* count) {
   __shared__ bool isLast;
   __syncthreads();
   if (threadIdx.x == 0) {
-    // ORDER: what the block has written is in host memory before the last block has a message of it sent.
+    // ORDER: what the block has written is visible outside of the GPU before the last block has a message of it sent.
     fenceSystem();
     isLast = fetchWrapAcquireReleaseGpu(count, gridDim.x - 1) == gridDim.x - 1;
   }
