@@ -107,6 +107,18 @@ test('a rank of another host that never comes is named, with kernel and call', {
   for (const { code } of told) assert.ok(['WL_TIMEOUT', 'WL_PEER_FAILED'].includes(code), transcript);
 });
 
+test('a rank hears that the one that passes rows of another host on gave up', { skip: noGpu }, async () => {
+  const { failures: got, transcript } = await failures('absent behind another rank', 3, '2+1');
+  assert.equal(got[0]?.code, 'WL_TIMEOUT', transcript);
+  assert.match(
+    got[0].message,
+    /Kernel lowLatencyDispatch of rank 0 waited .* for rank 2 \(a dispatch of bf16/,
+    transcript,
+  );
+  assert.equal(got[1]?.code, 'WL_PEER_FAILED', transcript);
+  assert.match(got[1].message, /^Rank 0 failed: it gave up/, transcript);
+});
+
 for (const [scenario, code, message] of [
   ['overflow', 'WL_CAPACITY', /Expert [02] got 4 rows in dispatch 1, more than its 3 \(maxTokensPerExpert\)/],
   ['overflow of one rank', 'WL_CAPACITY', /Expert 0 got 4 rows in dispatch 1, more than its 3 \(maxTokensPerExpert\)/],

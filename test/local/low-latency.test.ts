@@ -95,6 +95,13 @@ test('a rank of another host is not to blame for the rank that passes its rows o
   assert.match(got[2].message, /^Rank 1 did not arrive within 400 ms/, transcript);
 });
 
+test('a rank hears that the one that passes rows of another host on gave up', async () => {
+  const scenario = 'absent behind another rank';
+  const { failures: got, transcript } = await failures(scenario, 3, { env: { WEFTLINE_HOSTS: '2+1' } });
+  assert.equal(got[0]?.code, 'WL_TIMEOUT', transcript);
+  assert.equal(got[1]?.code, 'WL_PEER_FAILED', transcript);
+});
+
 test('a rank may leave before its rows are passed on within another host', async () => {
   const scenario = 'left before its rows were passed on';
   const { failures: got, transcript } = await failures(scenario, 3, { env: { WEFTLINE_HOSTS: '1+2' } });

@@ -154,6 +154,19 @@ const scenarios: Scenarios = {
     return failure;
   },
 
+  /** Rank 2 never comes from its host to that of the others, to whom rank 0 would pass its rows on. Rank 1 alone has long to wait. */
+  async 'absent behind another rank'() {
+    await using ll = await EpLowLatency.create(world, device, config);
+    const input = { ...(await inputOf(1)), dtype: 'bf16' } as const;
+    if (world.rank === 2) await world.store.get('heard', { timeoutMs: 180_000 });
+    const timeoutMs = world.rank === 0 ? 400 : 120_000;
+    const failure = await failureOf(() => settled(ll.dispatch({ ...input, timeoutMs })));
+    // Its end would tell rank 1, too.
+    if (world.rank === 0) await world.store.get('heard', { timeoutMs: 180_000 });
+    if (world.rank === 1) await world.store.set('heard', new Uint8Array(1));
+    return failure;
+  },
+
   async overflow() {
     await using ll = await EpLowLatency.create(world, device, { ...config, maxTokensPerExpert: 3 });
     const input = await inputOf(2);

@@ -29,7 +29,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/reference': [838, 26],
   'src/programs': [25_380, 532],
   'kernels/wasm': [2880, 82],
-  'kernels/cuda': [12_995, 0],
+  'kernels/cuda': [13_005, 0],
   scripts: [3590, 14],
 };
 

@@ -34,35 +34,15 @@ __device__ __forceinline__ void storeEmpty(Words* to) {
 
 __device__ __forceinline__ void storeEmpty(u32* word) { storeRelaxedSystem(word, lowLatencyEmpty); }
 
-// Why a wait for a peer ends without what it was for: the failure of any rank, or the deadline. `number`: of the call.
-__device__ __noinline__ void endWait(LowLatencyRanks all, u32 number, WaitScope scope, WaitFor whom) {
-  const LowLatencyFlags* flags = flagsAt(all.peers[all.rank], 0);
-  for (u32 r = 0; r < all.ranks; ++r) {
-    if (r == all.rank || loadRelaxedSystem(&flags[r].failure) == lowLatencyFailureNone) continue;
-    tellWhyPeerFailed(flags + r, scope, {r, whom.channel});
-    return;
-  }
-  if (loadRelaxedSystem(&flags[all.rank].failure) != lowLatencyFailureNone) return;
-  giveUpWait(all, number, number - 1, scope, whom);
-}
-
-// A wait of one thread for words of a peer. The waits of a block count together (sharedWaits()), so it keeps no time of its own.
+// A wait of one thread for words of a peer, which keeps no time of its own.
 struct WordWait {
   u32 polls = 0;
 
-  // After each look that did not find them: whether the caller must endWait() and leave the kernel, because a rank has failed or the
-  // deadline is over. Any rank's failure counts: a peer may have left because another rank failed, and reports only its own failures.
+  // After each look that did not find them: see mustEndWait().
   __device__ __forceinline__ bool isOver(const LowLatencyRanks& all, const WaitScope& scope) {
-    if ((++polls & 31u) != 0) return false;
-    const LowLatencyFlags* flags = flagsAt(all.peers[all.rank], 0);
-    u32 failures = 0;
-#pragma unroll 1
-    for (u32 r = 0; r < all.ranks; ++r) failures |= loadRelaxedSystem(&flags[r].failure);
-    return failures != lowLatencyFailureNone || waitIsOver(scope, polls, waitStart(scope));
+    return mustEndWait(all, scope, ++polls);
   }
 };
-
-static_assert(lowLatencyFailureNone == 0, "bits of a failure");
 
 // One thread calls this; it returns when the word that look() reads has this call's number, or a later one, in its lower half. False
 // when the caller must leave.

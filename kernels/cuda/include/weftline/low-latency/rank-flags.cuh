@@ -113,6 +113,32 @@ __device__ __noinline__ void giveUpWait(LowLatencyRanks all, u32 expected, u32 s
   if (recordTrap(scope, whom, expected, seen, timeoutReason(scope))) tellFailure(all, {lowLatencyFailureGaveUp, 0, 0, 0});
 }
 
+// Why a wait for a peer ends without what it was for: the failure of any rank, or the deadline. `number`: of the call.
+__device__ __noinline__ void endWait(LowLatencyRanks all, u32 number, WaitScope scope, WaitFor whom) {
+  const LowLatencyFlags* flags = flagsAt(all.peers[all.rank], 0);
+  for (u32 r = 0; r < all.ranks; ++r) {
+    if (r == all.rank || loadRelaxedSystem(&flags[r].failure) == lowLatencyFailureNone) continue;
+    tellWhyPeerFailed(flags + r, scope, {r, whom.channel});
+    return;
+  }
+  if (loadRelaxedSystem(&flags[all.rank].failure) != lowLatencyFailureNone) return;
+  giveUpWait(all, number, number - 1, scope, whom);
+}
+
+static_assert(lowLatencyFailureNone == 0, "bits of a failure");
+
+// Whether the caller, after so many looks, must endWait() and leave the kernel: a rank has failed, or the deadline is over. The waits of a
+// block count together (sharedWaits()). Any rank's failure counts: a peer may have left because another rank failed, and reports only its
+// own failures; one on another host does not report them here.
+__device__ __forceinline__ bool mustEndWait(const LowLatencyRanks& all, const WaitScope& scope, u32 polls) {
+  if ((polls & 31u) != 0) return false;
+  const LowLatencyFlags* flags = flagsAt(all.peers[all.rank], 0);
+  u32 failures = 0;
+#pragma unroll 1
+  for (u32 r = 0; r < all.ranks; ++r) failures |= loadRelaxedSystem(&flags[r].failure);
+  return failures != lowLatencyFailureNone || waitIsOver(scope, polls, waitStart(scope));
+}
+
 // What a peer counts, and why it can go no further, if it cannot.
 struct PeerWord {
   u32 count;
@@ -145,7 +171,7 @@ struct PlainWord {
 };
 
 // One thread per peer calls this. True once its word counts so many units, with what it released before; false when the caller must
-// leave the kernel: the peer cannot go on, or the deadline is over.
+// leave the kernel: the peer, or across hosts any rank, cannot go on, or the deadline is over.
 template <class Word>
 __device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const Word& word, u32 units, const WaitScope& scope,
                                           WaitFor whom) {
@@ -161,11 +187,17 @@ __device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const Word
       WEFTLINE_TRACE_WAIT_BEGINS(whom.peer, scope.rank);
       continue;
     }
-    if (!waitIsOver(scope, polls, start)) continue;
-    giveUpWait(all, expected, seen.count, scope, whom);
-    return false;
+    if constexpr (lowLatencyAcrossHosts) {
+      // What comes from another host a rank of this one passes on, which may fail instead.
+      if (mustEndWait(all, scope, polls)) break;
+    } else {
+      if (!waitIsOver(scope, polls, start)) continue;
+      giveUpWait(all, expected, seen.count, scope, whom);
+      return false;
+    }
   }
-  tellWhyPeerFailed(flagsAt(all.peers[all.rank], whom.peer), scope, whom);
+  if constexpr (lowLatencyAcrossHosts) endWait(all, expected, scope, whom);
+  else tellWhyPeerFailed(flagsAt(all.peers[all.rank], whom.peer), scope, whom);
   return false;
 }
 
