@@ -119,7 +119,7 @@ export class CudaCalls implements Disposable {
   record(recording: RecordingOf): void {
     const present = recordingOf(this.#context);
     if (present === undefined || present.has(this)) return;
-    present.set(this, new RecordedCollective(this, recording));
+    present.set(this, new RecordedCollective(this, recording, present));
   }
 
   /** When no rank's kernel came to the barrier that the last epoch was for. */
@@ -324,8 +324,8 @@ export interface RecordingOf {
 
 /** A thread that carries what kernels push, and sleeps while nothing comes. */
 interface GraphNetwork {
-  /** Hot path. Kernels that push are about to be launched. */
-  wake(): void;
+  /** Hot path. Kernels that push are about to be launched: those of that recording. */
+  wake(recording: object): void;
   /** From now on others may launch such kernels, too, who do not call wake(). Returns a function that ends this. */
   expectKernels(): () => void;
 }
@@ -337,11 +337,13 @@ class RecordedCollective implements RecordedCalls {
   readonly #calls: CudaCalls;
   readonly #order: CudaCallOrder;
   readonly #network: GraphNetwork | undefined;
+  readonly #recording: object;
   readonly #requireReady: () => void;
   readonly #endExpectation: (() => void) | undefined;
 
-  constructor(calls: CudaCalls, { order, network, begin }: RecordingOf) {
+  constructor(calls: CudaCalls, { order, network, begin }: RecordingOf, recording: object) {
     this.#calls = calls;
+    this.#recording = recording;
     this.#order = order;
     this.#network = network;
     this.#requireReady = begin();
@@ -359,7 +361,7 @@ class RecordedCollective implements RecordedCalls {
   }
 
   beginLaunch(stream: CudaStream): void {
-    this.#network?.wake();
+    this.#network?.wake(this.#recording);
     this.#order.beginOn(stream);
   }
 

@@ -173,3 +173,24 @@ test('before a graph is launched a rank does its part for other hosts in the cal
   ];
   assert.equal(ran(steps).join(), [first, direct, second].join());
 });
+
+test('what a graph has sent a rank passes on before later calls and graphs, if no graph receives it', async () => {
+  const { steps, call, record, sendDispatch, stream } = setUp(true);
+  const whole = await record();
+  const hooks: (() => void)[] = [];
+  const sending = await captureGraph(stream, keepNothing, () => void hooks.push(sendDispatch(2)));
+  steps.length = 0;
+  // Nothing was sent so far.
+  call(3);
+  assert.deepEqual(ran(steps), ['send to hosts', 'dispatch', 'forward', 'dispatch']);
+  sending.launch();
+  call(4);
+  hooks[0]!();
+  assert.deepEqual(ran(steps), ['graph', 'send to hosts', 'dispatch', 'forward', 'forward', 'dispatch', 'dispatch']);
+  const later = await captureGraph(stream, keepNothing, () => void hooks.push(sendDispatch(5)));
+  steps.length = 0;
+  later.launch();
+  whole.launch();
+  hooks[1]!();
+  assert.deepEqual(ran(steps), ['graph', 'forward', 'graph', 'dispatch']);
+});

@@ -98,7 +98,10 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     this.#order = new CudaCallOrder(scope.device);
     this.#recording = {
       order: this.#order,
-      network: network && { wake: () => this.#beforeLaunch(), expectKernels: () => network.expectKernels() },
+      network: network && {
+        wake: (recording) => this.#beforeLaunch(recording),
+        expectKernels: () => network.expectKernels(),
+      },
       begin: () => () => this.#requireIdle('the launch of a graph'),
     };
     this.#isRankMajor = scope.config.layout === 'rank-major';
@@ -249,7 +252,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   /**
    * Before this rank waits for what a call brings it, it does its part for others in that call and in those before it, in the order
    * of calls: others count what comes in that order, and where each rank waited first for another call they would wait in a circle.
-   * `last`: the call; undefined for all. What was recorded belongs to its graph.
+   * `last`: the call; undefined for all. What was recorded belongs to its graph, or comes behind the launch of that.
    */
   #relayUntil(last: object | undefined, wait: LowLatencyWait): void {
     this.#network?.wake();
@@ -270,10 +273,11 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     }
   }
 
-  /** What a graph waits for may come behind what the calls before its launch bring. */
-  #beforeLaunch(): void {
+  /** What a graph waits for may come behind what the calls before its launch bring. What no graph receives of it is passed on later. */
+  #beforeLaunch(recording: object): void {
     const { settings } = this.#scope.group;
     this.#relayUntil(undefined, { deadline: deadlineOf({}, settings.timeoutMs), signal: undefined });
+    for (const relay of this.#relays) if (relay.recording === recording) relay.recording = undefined;
   }
 
   #launch(plan: LaunchPlan): void {
@@ -449,8 +453,8 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
 interface Relay {
   /** The arguments of the call. */
   readonly call: object;
-  /** The recording in which it was sent. */
-  readonly recording: object | undefined;
+  /** The recording in which it was sent; undefined once its graph was launched. */
+  recording: object | undefined;
   /** `isOwn`: for the second half of the same call. */
   readonly launch: (wait: LowLatencyWait, isOwn: boolean) => void;
 }
