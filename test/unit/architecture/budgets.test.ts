@@ -24,7 +24,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/kv': [1683, 42],
   'src/device-api': [2875, 48],
   'src/group': [3269, 68],
-  'src/ep': [16_843, 288],
+  'src/ep': [16_844, 288],
   'src/collectives': [7893, 182],
   'src/reference': [838, 26],
   'src/programs': [25_380, 532],

@@ -88,8 +88,9 @@ async function loadParts({ device, config, group }: CudaLowLatencyOptions): Prom
 /** Fails with WL_MEMORY. */
 function prepareParts({ device, config, group }: LowLatencyScope<CudaDevice>, loaded: LoadedParts): PreparedParts {
   const tables = makeCudaTables(device, config, group);
-  // Kernels count from zero.
-  for (const table of [tables.blocks, tables.decisions, tables.elastic, tables.hostsDone]) {
+  const served = tables.results.flatMap(({ servedRows, servedCounts }) => [servedRows, servedCounts]);
+  // Kernels count from zero. A message that names fewer rows than it claims leaves some of those served as they are, which is in bounds then.
+  for (const table of [tables.blocks, tables.decisions, tables.elastic, tables.hostsDone, ...served]) {
     if (table.bytes > 0) device.setBytes(table, 0);
   }
   return { ...loaded, tables };
