@@ -15,6 +15,11 @@ for (const ranks of [1, 2]) {
   });
 }
 
+test('a graph may be launched while a hook is pending, and send what a hook receives', { skip: noGpu }, async () => {
+  const { exitCode, transcript } = await runRanks(2, script, { args: ['hooks'], env, timeoutMs: 300_000 });
+  assert.equal(exitCode, 0, transcript);
+});
+
 test('a replay without one of the ranks ends at its deadline, and names it', { skip: noGpu }, async () => {
   const { ranks, transcript } = await runRanks(2, script, { args: ['absent'], env, graceMs: 10_000 });
   const { code, message } = resultOf(ranks[0]) as { readonly code: string; readonly message: string };

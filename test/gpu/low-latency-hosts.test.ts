@@ -11,6 +11,7 @@ import { settingsTable } from '#lib/settings/settings.js';
 const property = new URL('../local/ranks/low-latency-property.js', import.meta.url);
 const repeats = new URL('../local/ranks/low-latency-repeats.js', import.meta.url);
 const alone = new URL('../local/ranks/low-latency-alone.js', import.meta.url);
+const overlapped = new URL('../local/ranks/low-latency-overlapped.js', import.meta.url);
 const failing = new URL('../local/ranks/low-latency-failure.js', import.meta.url);
 const graph = new URL('./processes/low-latency-graph.js', import.meta.url);
 /** WEFTLINE_TEST_SEED=… repeats a failing run. */
@@ -54,6 +55,27 @@ for (const ranks of [2, 4]) {
     const { exitCode, transcript } = await runRanks(ranks, graph, options);
     assert.equal(exitCode, 0, transcript);
   });
+
+  test(
+    `a graph of ${name} may be launched while a hook is pending, and send what a hook receives`,
+    { skip: noGpu },
+    async () => {
+      const options = { args: ['hooks'], env: { ...env, WEFTLINE_HOSTS: '2' }, timeoutMs };
+      const { exitCode, transcript } = await runRanks(ranks, graph, options);
+      assert.equal(exitCode, 0, transcript);
+    },
+  );
+
+  for (const [scenario, what] of [
+    ['hooks', 'combine one result whatever the hook of a combine of another'],
+    ['opposite', 'call the hooks of a combine and of the next dispatch in any order'],
+  ] as const) {
+    test(`${name} may ${what}`, { skip: noGpu }, async () => {
+      const options = { args: [scenario], env: { ...env, WEFTLINE_HOSTS: '2' }, timeoutMs };
+      const { exitCode, transcript } = await runRanks(ranks, overlapped, options);
+      assert.equal(exitCode, 0, transcript);
+    });
+  }
 
   test(`one of ${name} may ask alone for the memory of its next combine`, { skip: noGpu }, async () => {
     const { exitCode, transcript } = await runRanks(ranks, alone, { env: { ...env, WEFTLINE_HOSTS: '2' }, timeoutMs });

@@ -36,10 +36,15 @@ for (const ranks of [1, 2]) {
 const overlapped = new URL('../local/ranks/low-latency-overlapped.js', import.meta.url);
 const alone = new URL('../local/ranks/low-latency-alone.js', import.meta.url);
 
-test('combines of one result do not wait for the hook of a combine of another', { skip: noGpu }, async () => {
-  const { exitCode, transcript } = await runRanks(2, overlapped, { args: ['hooks'], env, timeoutMs });
-  assert.equal(exitCode, 0, transcript);
-});
+for (const [scenario, name] of [
+  ['hooks', 'combines of one result do not wait for the hook of a combine of another'],
+  ['opposite', 'ranks may call the hooks of a combine and of the next dispatch in any order'],
+] as const) {
+  test(name, { skip: noGpu }, async () => {
+    const { exitCode, transcript } = await runRanks(2, overlapped, { args: [scenario], env, timeoutMs });
+    assert.equal(exitCode, 0, transcript);
+  });
+}
 
 for (const ranks of [2, 3]) {
   test(`one of ${ranks} ranks may ask alone for the memory of its next combine`, { skip: noGpu }, async () => {

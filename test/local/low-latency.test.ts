@@ -193,6 +193,11 @@ for (const hosts of ['1', '2']) {
     assert.equal(exitCode, 0, transcript);
   });
 
+  test(`ranks may call the hooks of a combine and of the next dispatch in any order, hosts ${hosts}`, async () => {
+    const { exitCode, transcript } = await runRanks(hosts === '1' ? 2 : 4, overlapped, { args: ['opposite'], env });
+    assert.equal(exitCode, 0, transcript);
+  });
+
   test(`a rank may ask alone for the memory of its next combine, hosts ${hosts}`, async () => {
     const alone = new URL('./ranks/low-latency-alone.js', import.meta.url);
     const { exitCode, transcript } = await runRanks(hosts === '1' ? 3 : 4, alone, { env });

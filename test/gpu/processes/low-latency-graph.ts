@@ -1,7 +1,7 @@
-// Low-latency calls in a CUDA graph against direct ones, with other contents at each replay: argv = replays, or "absent".
+// Low-latency calls in a CUDA graph against direct ones, with other contents at each replay: argv = replays, "hooks", or "absent".
 import assert from 'node:assert/strict';
-import { type CudaDevice, type Tensor, WeftlineError } from 'weftline';
-import { EpLowLatency, type LowLatencyDispatchResult } from 'weftline/ep';
+import { type CudaDevice, type CudaGraph, type Tensor, WeftlineError } from 'weftline';
+import { EpLowLatency, type LowLatencyDispatchResult, type PendingDispatch } from 'weftline/ep';
 import { join } from 'weftline/world';
 import { random } from '../../local/ranks/ep-case.ts';
 import { makeShapes, type LowLatencyMode, modesOn } from '../../local/ranks/low-latency-shapes.ts';
@@ -63,6 +63,46 @@ async function compare(mode: LowLatencyMode, replays: number): Promise<void> {
   for (const { combinedX } of calls) combinedX.close();
 }
 
+/** Launches of a graph while a hook is pending, and a hook of what another graph has sent. */
+async function hooks(mode: LowLatencyMode): Promise<void> {
+  await using direct = await EpLowLatency.create(world, device, shapes.config(mode));
+  await using recorded = await EpLowLatency.create(world, device, shapes.config(mode));
+  const args = { ...shapes.dispatchArgs(mode), returnRecvHook: true } as const;
+  (await call(recorded, mode)).combinedX.close();
+  const calls: Call[] = [];
+  using graph = await device.capture(async () => void calls.push(await call(recorded, mode)));
+  /** `launchAt`: whether the graph is launched while the hook of the dispatch is pending, or that of the combine. */
+  const compareAt = async (launchAt: 'dispatch' | 'combine', send: () => Promise<PendingDispatch<'bf16'>>) => {
+    await shapes.refill();
+    const expected = await call(direct, mode);
+    const want = await bytesOf(expected);
+    // The graph has memory of even dispatches and, by rank, of every third one.
+    assert.equal(recorded.nextDispatch % 2, 1);
+    const { hook } = await send();
+    if (launchAt === 'dispatch') graph.launch();
+    const result = await hook();
+    const combining = await recorded.combine({ ...shapes.combineArgs(mode, result), returnRecvHook: true });
+    if (launchAt === 'combine') graph.launch();
+    const own = { result, ...(await combining.hook()) };
+    for (const one of [...calls, own]) assert.deepEqual(await bytesOf(one), want, `${mode}, hook of ${launchAt}`);
+    for (const { combinedX } of [expected, own, await call(recorded, mode)]) combinedX.close();
+  };
+  for (const launchAt of ['dispatch', 'combine', 'dispatch'] as const) {
+    await compareAt(launchAt, () => recorded.dispatch(args));
+  }
+  const graphs: CudaGraph[] = [];
+  await compareAt('dispatch', async () => {
+    const sent: PendingDispatch<'bf16'>[] = [];
+    graphs.push(await device.capture(async () => void sent.push(await recorded.dispatch(args))));
+    graphs[0]!.launch();
+    return sent[0]!;
+  });
+  await direct.barrier();
+  await recorded.barrier();
+  graphs[0]!.close();
+  for (const { combinedX } of calls) combinedX.close();
+}
+
 /** What cannot be recorded is refused by name, and the device goes on as before. */
 async function refusals(): Promise<void> {
   const tensor = device.empty('f32', [4]);
@@ -112,6 +152,8 @@ async function absent(): Promise<unknown> {
 
 if (what === 'absent') {
   console.log(JSON.stringify(await absent()));
+} else if (what === 'hooks') {
+  for (const mode of modesOn(device, world.topology.hosts.length)) await hooks(mode);
 } else {
   await refusals();
   for (const mode of modesOn(device, world.topology.hosts.length)) await compare(mode, Number(what));

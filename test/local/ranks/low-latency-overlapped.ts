@@ -1,5 +1,6 @@
-// Two ranks of EpLowLatency whose batches overlap: two dispatches, then their combines. argv: 'hooks', in which a later combine is
-// over before the hook of an earlier one; 'joins', in which a rank's first dispatch is the second one of such a pair.
+// Ranks of EpLowLatency whose batches overlap. argv: 'hooks', in which a later combine is over before the hook of an earlier one;
+// 'opposite', in which the hooks of a combine and of the next dispatch come in another order on every other rank; 'joins' of two ranks, in
+// which a rank's first dispatch is the second one of a pair.
 import assert from 'node:assert/strict';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fromBf16, toBf16 } from 'weftline';
@@ -12,17 +13,21 @@ await using world = await join();
 const { rank: me, size } = world;
 await using device = await openOwnDevice(world);
 const config = { maxTokensPerRank: TOKENS, hidden: HIDDEN, numExperts: size, maxTopk: size };
-const elastic = process.argv[2] === 'joins';
+const [, , scenario] = process.argv;
+const elastic = scenario === 'joins';
 const ll = await EpLowLatency.create(world, device, { ...config, elastic }, { timeoutMs: 60_000 });
 const choices = Int32Array.from({ length: TOKENS * size }, (_, at) => at % size);
 const topkIdx = await device.tensor('i32', [TOKENS, size], choices);
 const topkWeights = await device.tensor('f32', [TOKENS, size], new Float32Array(TOKENS * size).fill(1));
 
-function dispatch(deadlineMs = timeoutMs): Promise<LowLatencyDispatchResult> {
-  const value = toBf16(ll.nextDispatch);
-  return device
-    .tensor('bf16', [TOKENS, HIDDEN], new Uint16Array(TOKENS * HIDDEN).fill(value))
-    .then((x) => ll.dispatch({ x, topkIdx, topkWeights, dtype: 'bf16', timeoutMs: deadlineMs, returnRecvHook: false }));
+async function dispatchArgs() {
+  const rows = new Uint16Array(TOKENS * HIDDEN).fill(toBf16(ll.nextDispatch));
+  const x = await device.tensor('bf16', [TOKENS, HIDDEN], rows);
+  return { x, topkIdx, topkWeights, dtype: 'bf16', timeoutMs } as const;
+}
+
+async function dispatch(deadlineMs = timeoutMs): Promise<LowLatencyDispatchResult> {
+  return ll.dispatch({ ...(await dispatchArgs()), timeoutMs: deadlineMs, returnRecvHook: false });
 }
 
 /** What experts make of the rows of a dispatch: the same rows. */
@@ -49,6 +54,19 @@ async function hooks(): Promise<void> {
     // Nothing of the other result waits for the hook.
     for (let repeat = 0; repeat < 5; repeat++) await check(second, await combine(second));
     await check(first, await hook({ timeoutMs }));
+  }
+}
+
+async function opposite(): Promise<void> {
+  for (let pair = 0; pair < PAIRS; pair++) {
+    const first = await dispatch();
+    const combining = await ll.combine({ ...combineArgs(first), returnRecvHook: true });
+    const dispatching = await ll.dispatch({ ...(await dispatchArgs()), returnRecvHook: true });
+    const isCombineFirst = (me + pair) % 2 === 0;
+    const early = isCombineFirst ? await combining.hook({ timeoutMs }) : undefined;
+    const second = await dispatching.hook({ timeoutMs });
+    await check(first, early ?? (await combining.hook({ timeoutMs })));
+    await check(second, await combine(second));
   }
 }
 
@@ -79,8 +97,7 @@ async function stays(): Promise<void> {
 }
 
 async function leavesAndJoins(): Promise<void> {
-  const x = await device.tensor('bf16', [TOKENS, HIDDEN], new Uint16Array(TOKENS * HIDDEN));
-  const { hook } = await ll.dispatch({ x, topkIdx, topkWeights, dtype: 'bf16', timeoutMs, returnRecvHook: true });
+  const { hook } = await ll.dispatch({ ...(await dispatchArgs()), returnRecvHook: true });
   ll.updateActiveMask(me, false);
   await assert.rejects(dispatch(), { code: 'WL_INACTIVE' });
   await ll.connectRanks([me], { timeoutMs });
@@ -94,7 +111,8 @@ async function leavesAndJoins(): Promise<void> {
   while (ll.nextDispatch < end) await pairUp();
 }
 
-if (!elastic) await hooks();
+if (scenario === 'hooks') await hooks();
+else if (scenario === 'opposite') await opposite();
 else if (me === 0) await stays();
 else await leavesAndJoins();
 console.log(JSON.stringify(ll.nextDispatch));

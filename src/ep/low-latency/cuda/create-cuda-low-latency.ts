@@ -89,7 +89,7 @@ async function loadParts({ device, config, group }: CudaLowLatencyOptions): Prom
 function prepareParts({ device, config, group }: LowLatencyScope<CudaDevice>, loaded: LoadedParts): PreparedParts {
   const tables = makeCudaTables(device, config, group);
   const served = tables.results.flatMap(({ servedRows, servedCounts }) => [servedRows, servedCounts]);
-  // Kernels count from zero. A message that names fewer rows than it claims leaves some of those served as they are, which is in bounds then.
+  // Kernels count from zero. Where a message names fewer rows than it claims, the places of the others are in bounds.
   for (const table of [tables.blocks, tables.decisions, tables.elastic, tables.hostsDone, ...served]) {
     if (table.bytes > 0) device.setBytes(table, 0);
   }
