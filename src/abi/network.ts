@@ -30,6 +30,8 @@ export const networkCells = {
   ended: 6 + 2 * MAX_NETWORK_CHANNELS,
   /** On GPUs, whose low-latency calls use one cell of `rows`: dispatches that the peer has forwarded, by receive slot: three cells. */
   slots: 3,
+  /** In elastic low-latency calls, which use one cell of `sums`: how often the peer has told who takes part. */
+  members: 3 + MAX_NETWORK_CHANNELS,
 } as const;
 
 const CELL_BYTES = 8;

@@ -136,6 +136,31 @@ export class SymmetricWindow implements Disposable {
   }
 
   /**
+   * Not collective: makes the window of this rank's host anew, where no process has it any more; others attach to `shared`. Fails with
+   * WL_MEMORY, WL_SHARED_MEMORY.
+   */
+  static found(options: SymmetricWindowOptions): SymmetricWindow {
+    const { group, device, bytes } = options;
+    const { scaleUpRanks, scaleUpIndex } = group.topology;
+    const total = windowFootprint(bytes, scaleUpRanks.length);
+    const { reserveSharedMemory: reserve } = group.settings;
+    checkFit(options, total);
+    const path = pathOf(options);
+    const fd = createSharedFile({ path, bytes: total, purpose: purposeOf(options), reserve });
+    try {
+      lockByte(fd, scaleUpIndex);
+      const storage = device.mapFile(fd, total, reserve);
+      writeHeader(options, storage.address);
+      return new SymmetricWindow(options, { storage, fd });
+    } catch (error) {
+      closeSync(fd);
+      throw error;
+    } finally {
+      removeSharedFile(path);
+    }
+  }
+
+  /**
    * Collective over the group; the ranks of one host share a window. Every rank gets the same error when one cannot take
    * part: WL_CONFIG_MISMATCH (sizes differ), WL_MEMORY (address space), WL_SHARED_MEMORY (/dev/shm). Leaves no file
    * behind, whatever happens.
@@ -253,14 +278,22 @@ function openFirst(peers: readonly SharedMemoryName[]): number {
   });
 }
 
+function pathOf({ group, name }: SymmetricWindowOptions): string {
+  const unique = `${name}-${group.worldRank}-${randomBytes(6).toString('hex')}`;
+  return `${SHARED_MEMORY_FOLDER}/${group.filePrefix}-${unique}`;
+}
+
+function purposeOf({ group, bytes }: SymmetricWindowOptions): string {
+  return `${group.topology.scaleUpRanks.length} windows of ${formatBytes(bytes)}`;
+}
+
 async function mapTogether(options: SymmetricWindowOptions, total: number): Promise<SymmetricWindow> {
-  const { group, device, bytes, name } = options;
+  const { group, device } = options;
   const { scaleUpRanks, scaleUpIndex } = group.topology;
   const { reserveSharedMemory: reserve } = group.settings;
   const leader = scaleUpIndex === 0;
-  const unique = `${name}-${group.worldRank}-${randomBytes(6).toString('hex')}`;
-  const path = `${SHARED_MEMORY_FOLDER}/${group.filePrefix}-${unique}`;
-  const purpose = `${scaleUpRanks.length} windows of ${formatBytes(bytes)}`;
+  const path = pathOf(options);
+  const purpose = purposeOf(options);
   const made: { fd?: number; mapping?: Mapping } = {};
   try {
     const paths = await agree(options, 'file', () => {

@@ -19,9 +19,15 @@ interface Outcome {
   readonly deadlineMs: number;
 }
 
-for (const how of sampled(['killed', 'late', 'disconnected', 'stopped'] as const, 2)) {
-  test(`a rank that is ${how} in mid-call: the others complete within the deadline, and it joins again`, async () => {
-    const run = await runRanks(3, killed, { args: [how], maxRestarts: 1 });
+/** Three ranks on one host or several, which this machine pretends. */
+const hostsOfThree = ['1', '3', '2+1', '1+2'] as const;
+const kills = (['killed', 'late', 'disconnected', 'stopped'] as const).flatMap((how) =>
+  hostsOfThree.map((hosts) => ({ how, hosts })),
+);
+for (const { how, hosts } of sampled(kills, 5)) {
+  const name = `a rank that is ${how} in mid-call: the others complete within the deadline, and it joins again, hosts ${hosts}`;
+  test(name, async () => {
+    const run = await runRanks(3, killed, { args: [how], maxRestarts: 1, env: { WEFTLINE_HOSTS: hosts } });
     assert.equal(run.exitCode, 0, run.transcript);
     const [first, victim, third] = run.ranks.map((rank) => resultOf(rank) as Outcome);
     for (const other of [first!, third!]) {
@@ -45,24 +51,46 @@ test('a rank joins between two dispatches that overlap: calls of all go on', asy
   assert.equal(run.exitCode, 0, run.transcript);
 });
 
-test('the last active rank dies while the others wait to be connected: they begin anew by themselves', async () => {
-  const run = await runRanks(3, founders, { maxRestarts: 1 });
+test('a whole host is killed in mid-call: the other one goes on, and the host comes back in memory that it makes anew', async () => {
+  const run = await runRanks(4, killed, { args: ['host'], maxRestarts: 1, env: { WEFTLINE_HOSTS: '2' } });
   assert.equal(run.exitCode, 0, run.transcript);
-  assert.deepEqual(run.notices, ['rank 0 ended with signal SIGKILL; it is started again (1 of 1)']);
-  const [first, ...others] = run.ranks.map((rank) => resultOf(rank) as { readonly end: number; readonly life: number });
-  assert.equal(first?.life, 1);
-  for (const other of others) assert.equal(other.end, first?.end, run.transcript);
+  const outcomes = run.ranks.map((rank) => resultOf(rank) as Outcome);
+  for (const other of outcomes.slice(0, 2))
+    assert.ok(other.without > 0 && other.longestMs <= other.deadlineMs, run.transcript);
+  for (const victim of outcomes.slice(2))
+    assert.deepEqual([victim.life, victim.end], [1, outcomes[0]!.end], run.transcript);
 });
+
+for (const hosts of ['1', '3', '2+1']) {
+  test(`the last active rank dies while the others wait to be connected: they begin anew by themselves, hosts ${hosts}`, async () => {
+    const run = await runRanks(3, founders, { maxRestarts: 1, env: { WEFTLINE_HOSTS: hosts } });
+    assert.equal(run.exitCode, 0, run.transcript);
+    assert.deepEqual(run.notices, ['rank 0 ended with signal SIGKILL; it is started again (1 of 1)']);
+    const [first, ...others] = run.ranks.map(
+      (rank) => resultOf(rank) as { readonly end: number; readonly life: number },
+    );
+    assert.equal(first?.life, 1);
+    for (const other of others) assert.equal(other.end, first?.end, run.transcript);
+  });
+}
 
 /** WEFTLINE_TEST_EP=… multiplies the dispatches; the seed stands in every failure's output. */
 const times = Number(process.env['WEFTLINE_TEST_EP'] ?? 1);
 // All of them only where there is time.
 const modes = times > 1 ? ['rank-sums', 'choices', 'rank-major'] : [['rank-sums', 'choices', 'rank-major'][seed % 3]!];
-for (const mode of modes) {
-  test(`random deaths, masks and joins, every result as the reference says: ${mode}`, async () => {
+const places = [
+  { ranks: 3, hosts: '1' },
+  { ranks: 3, hosts: '3' },
+  { ranks: 4, hosts: '2' },
+  { ranks: 4, hosts: '1+3' },
+];
+const shapes = modes.flatMap((mode) => places.map((place) => ({ mode, ...place })));
+for (const { mode, ranks, hosts } of shapes) {
+  test(`random deaths, masks and joins, every result as the reference says: ${mode}, ${ranks} ranks, hosts ${hosts}`, async () => {
     const dispatches = 100 * times;
     const args = [String(seed), mode, String(dispatches), String(2 * times)];
-    const run = await runRanks(3, faults, { args, maxRestarts: 4 * times, timeoutMs: 600_000 * times });
+    const env = { WEFTLINE_HOSTS: hosts };
+    const run = await runRanks(ranks, faults, { args, env, maxRestarts: 4 * times, timeoutMs: 600_000 * times });
     assert.equal(run.exitCode, 0, `seed ${seed}\n${run.transcript}`);
     // A rank that fails by itself is started again too, and must not pass for one that was killed.
     for (const notice of run.notices) assert.match(notice, /signal SIGKILL/, `seed ${seed}\n${run.transcript}`);

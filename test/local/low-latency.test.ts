@@ -213,15 +213,6 @@ for (const hosts of ['2', '1+3', '4']) {
   });
 }
 
-test('an elastic EpLowLatency is refused in words on several hosts', async () => {
-  const env = { WEFTLINE_HOSTS: '2' };
-  const { failures: got, transcript } = await failures('elastic on several hosts', 2, { env });
-  for (const { code, message } of got) {
-    assert.equal(code, 'WL_UNSUPPORTED', transcript);
-    assert.match(message, /works within one host for now.*use EpBuffer there/, transcript);
-  }
-});
-
 test('an engine that cannot be made leaves nothing open to other hosts', async () => {
   // Links that are open keep the process alive.
   const { failures: got, transcript } = await failures('no engine', 2, {

@@ -175,10 +175,11 @@ export function rankParts(
   { regions, mirrors }: { readonly regions: MirroredRegions; readonly mirrors: number },
 ): RankParts {
   const partOf = (rank: number): number => window.addresses[topology.scaleUpIndexOf(rank)]!;
+  const { takers } = hostRoutes(topology.hosts, index);
   const addresses = ranks.map((_, rank) => {
-    if (topology.hostOf(rank) === topology.hostIndex) return partOf(rank);
-    const way = hostRoutes(topology.hosts, rank).ways.find(({ host }) => host === topology.hostIndex)!;
-    return partOf(way.forwarder) + mirrorOffset(mirrors, way.slot, regions);
+    const taker = takers.get(rank);
+    if (taker === undefined) return partOf(rank);
+    return partOf(taker.forwarder) + mirrorOffset(mirrors, taker.slot, regions);
   });
   return { ranks, index, addresses, storage: window.storage };
 }

@@ -73,7 +73,7 @@ export class EpLowLatency implements AsyncDisposable {
 
   /**
    * Collective over the group (a world is one), whose ranks use the same kind of device. Fails on every rank with the same error:
-   * WL_INVALID_ARGUMENT, WL_UNSUPPORTED (several hosts with `elastic`, or of GPUs with 'choices'; more ranks or experts than kernels serve),
+   * WL_INVALID_ARGUMENT, WL_UNSUPPORTED (GPUs of several hosts with `elastic` or 'choices'; more ranks or experts than kernels serve),
    * WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY, WL_CUDA or WL_TIMEOUT.
    * @param group The ranks that take part; a world is a group.
    * @param device This rank's.

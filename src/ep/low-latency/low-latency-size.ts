@@ -14,7 +14,7 @@ import { networkCellsBytes } from '../../abi/network.ts';
 import { checkRules, flag, oneOf, optional, type OptionRules, wholeFrom } from '../../core/check-options.ts';
 import { invalidArgument, show, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
-import { type Hosts, maxServed } from '../../group/network/host-routes.ts';
+import { type Hosts, maxServed, maxServedDirectly } from '../../group/network/host-routes.ts';
 import { networkAbortsBytes } from '../../group/network/peer-words.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
@@ -27,7 +27,7 @@ import {
   type PinnedNetworkSize,
 } from '../across-hosts/network-size.ts';
 import { epRules, requireExperts } from '../buffer/buffer-size.ts';
-import { lowLatencyBell, lowLatencyCell, memberBoardLayout } from './members/low-latency-cells.ts';
+import { lowLatencyBell, lowLatencyCell, memberBoardLayout, toldMembersBytes } from './members/low-latency-cells.ts';
 import type { MemorySize } from '../memory-size.ts';
 
 /** What an EpLowLatency is made for. All ranks pass the same. */
@@ -142,7 +142,14 @@ type LowLatencyNetworkRegion =
   | 'returned'
   | 'sentWeights'
   | 'landedWeights'
-  | 'servedFirstRows';
+  | 'servedFirstRows'
+  | LowLatencyMemberRegion;
+
+/**
+ * Regions of elastic ranks on several hosts: what the rank tells of who takes part (`toldMembers`), what each source that it serves tells
+ * (`heardMembers`), and, in the part of the host's first rank, the words of ranks of other hosts (`farMembers`).
+ */
+type LowLatencyMemberRegion = 'toldMembers' | 'heardMembers' | 'farMembers';
 
 /** A region of several slots, which calls use in turn. */
 interface LowLatencySlots extends WindowRegion {
@@ -293,11 +300,14 @@ function networkRegions(
   hosts: Hosts,
   receiveSlots: number,
 ): Record<LowLatencyNetworkRegion, RegionSlots> {
-  const ways = Math.max(hosts.length - 1, 0);
-  const ranks = ways === 0 ? 0 : hosts.flat().length;
+  const isAcross = hosts.length > 1;
+  const ranks = isAcross ? hosts.flat().length : 0;
+  const isElastic = isAcross && config.elastic;
+  const served = isElastic ? maxServedDirectly(hosts) : maxServed(hosts);
+  const ways = isElastic ? served : Math.max(hosts.length - 1, 0);
+  const membersBytes = isElastic ? toldMembersBytes(ranks) : 0;
   const message = lowLatencyMessage(config, config.maxTokensPerRank, MOST_BESIDE).bytes;
   const sums = lowLatencySumsBytes(config, config.maxTokensPerRank);
-  const served = maxServed(hosts);
   const isByChoice = travelsByChoice(config);
   const weights = isByChoice ? config.maxTokensPerRank * config.maxTopk * 4 : 0;
   return {
@@ -310,6 +320,9 @@ function networkRegions(
     sentWeights: [ways * LOW_LATENCY_RESULTS, weights],
     landedWeights: [served * LOW_LATENCY_RESULTS, weights],
     servedFirstRows: [served * LOW_LATENCY_RESULTS, isByChoice ? config.numExperts * 4 : 0],
+    toldMembers: [1, membersBytes],
+    heardMembers: [served, membersBytes],
+    farMembers: [1, isElastic ? ranks * 4 : 0],
   };
 }
 

@@ -3,7 +3,7 @@
 import { type Agent, carrierAcrossHosts } from '../../agent/agent.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
 import type { Registration } from '../../agent/registration.ts';
-import { networkCells } from '../../abi/network.ts';
+import { MAX_NETWORK_CHANNELS, networkCells } from '../../abi/network.ts';
 import { type CallWait, remaining } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -62,13 +62,27 @@ interface HostNetworkOptions extends CallWait {
   readonly aborts: number;
   /** Most rows that one call sends to a peer, and the number of the window that they go to. */
   readonly rows: { readonly rows: number; readonly rowWindow: number };
+  /** Who sends to whom, the same rule on all ranks; by default hostRoutes(). */
+  readonly routes?: HostRoutes;
+  /** Most channels to each peer. One keeps everything to a peer in order. */
+  readonly mostChannels?: number;
 }
 
-interface Told {
+/** What a rank tells of its windows, by which others link to it; JSON. */
+export interface NetworkFacts {
   /** The agent's name. */
   readonly agent: string;
   readonly metadata: string;
   readonly regions: readonly number[];
+}
+
+interface LinkWays {
+  readonly channels: number;
+  readonly wait: CallWait;
+  /** How often the peer had closed its side before. */
+  readonly closed?: number;
+  /** In place of a link that is there. */
+  readonly isAnew?: boolean;
 }
 
 export class HostNetwork {
@@ -97,21 +111,33 @@ export class HostNetwork {
   /** Collective over a group on several hosts. Fails alike on all ranks. */
   static async create(options: HostNetworkOptions): Promise<HostNetwork> {
     const made: { network?: HostNetwork } = {};
-    const tell = async (): Promise<Told> => {
+    const tell = async (): Promise<NetworkFacts> => {
       made.network = new HostNetwork(options, await SharedAgent.open(options.group));
       return made.network.#register();
     };
-    const { group, name } = options;
-    const { peers } = hostRoutes(group.topology.hosts, group.rank);
-    const connect = (peer: number, told: Told, channels: number): Promise<void> =>
-      (made.network as HostNetwork).#connect(peer, told, { channels, wait: options });
+    const { group, name, mostChannels = MAX_NETWORK_CHANNELS } = options;
+    const { peers } = options.routes ?? hostRoutes(group.topology.hosts, group.rank);
+    const connect = (peer: number, told: NetworkFacts, channels: number): Promise<void> =>
+      (made.network as HostNetwork).#connect(peer, told, { channels: Math.min(channels, mostChannels), wait: options });
     try {
       const channels = await meetPeers(group, { name: `network/${name}`, tell, peers, connect }, options);
       const network = made.network as HostNetwork;
-      network.channels = channels;
+      network.channels = Math.min(channels, mostChannels);
       return network;
     } catch (error) {
       await made.network?.close();
+      throw error;
+    }
+  }
+
+  /** Not collective: of a rank that takes the place of a former process, one channel to each peer; see relink(). */
+  static async open(options: HostNetworkOptions): Promise<HostNetwork> {
+    const network = new HostNetwork(options, await SharedAgent.open(options.group));
+    try {
+      await network.#register();
+      return network;
+    } catch (error) {
+      await network.close();
       throw error;
     }
   }
@@ -127,7 +153,7 @@ export class HostNetwork {
       cells,
       aborts,
     });
-    this.routes = hostRoutes(group.topology.hosts, group.rank);
+    this.routes = options.routes ?? hostRoutes(group.topology.hosts, group.rank);
     this.#shared = shared;
     this.#agent = shared.agent;
     this.#name = name;
@@ -152,6 +178,34 @@ export class HostNetwork {
 
   link(peer: number): NetworkLink {
     return this.#links.get(peer) as NetworkLink;
+  }
+
+  /** Whether there is a link to that peer that works, as far as can be seen at once. */
+  isLinked(peer: number): boolean {
+    const link = this.#links.get(peer);
+    return link !== undefined && !link.isClosed && link.error === undefined;
+  }
+
+  /** What peers need to link to this rank. */
+  get facts(): NetworkFacts {
+    return this.#facts();
+  }
+
+  /**
+   * Not collective: links to a peer by what it tells now. A link that works, to the same process, stays. When it resolves, nothing that a
+   * former process of the peer sent can come any more.
+   */
+  async relink(peer: number, told: NetworkFacts, wait: CallWait): Promise<void> {
+    const before = this.#agent.incarnationOf(told.agent);
+    const known = this.#links.get(peer);
+    const isBroken = known !== undefined && !this.isLinked(peer);
+    if (isBroken && known.error !== undefined) await this.#agent.forget(told.agent);
+    await this.#shared.load(told.agent, Buffer.from(told.metadata, 'base64'), told.regions);
+    if (known !== undefined && !isBroken && this.#agent.incarnationOf(told.agent) === before) return;
+    const closed = this.words.count(peer, networkCells.closed);
+    // What is sent meanwhile goes to the former link, and nowhere.
+    await this.#connect(peer, told, { channels: 1, wait, closed, isAnew: true });
+    await known?.close().catch(() => {});
   }
 
   /** Offset in the first window's mapping at `peer` of a cell in the line that this rank adds to. */
@@ -304,11 +358,11 @@ export class HostNetwork {
    */
   async replaceWindow(number: number, window: NetworkWindow, wait: CallWait): Promise<void> {
     this.#windows[number] = window;
-    const tell = async (): Promise<Told> => {
+    const tell = async (): Promise<NetworkFacts> => {
       this.#registered[number] = await this.#registerWindow(window);
       return this.#facts();
     };
-    const connect = (peer: number, told: Told, channels: number): Promise<void> =>
+    const connect = (peer: number, told: NetworkFacts, channels: number): Promise<void> =>
       this.#connect(peer, told, { channels, wait });
     const { peers } = this.routes;
     await meetPeers(this.group, { name: `network/${this.#name}/window`, tell, peers, connect }, wait);
@@ -391,7 +445,7 @@ export class HostNetwork {
     await this.#agent.until(sent, { timeoutMs: this.group.settings.graceMs }).catch(() => {});
   }
 
-  async #register(): Promise<Told> {
+  async #register(): Promise<NetworkFacts> {
     for (const window of this.#windows) this.#registered.push(await this.#registerWindow(window));
     this.#mappings = this.#device.mappings;
     this.#memory = await this.#agent.register(new Uint8Array(this.#device.memory.buffer));
@@ -404,7 +458,7 @@ export class HostNetwork {
     return this.#agent.register(this.#device.hostView('u8', address, bytes));
   }
 
-  #facts(): Told {
+  #facts(): NetworkFacts {
     const regions = this.#registered.filter((window) => window !== undefined);
     const metadata = this.#agent.localMetadata({ regions });
     return {
@@ -417,8 +471,8 @@ export class HostNetwork {
   /** Links to a peer, or takes note of what has changed of its windows. */
   async #connect(
     peer: number,
-    { agent: name, metadata, regions }: Told,
-    { channels, wait }: { readonly channels: number; readonly wait: CallWait },
+    { agent: name, metadata, regions }: NetworkFacts,
+    { channels, wait, closed = 0, isAnew = false }: LinkWays,
   ): Promise<void> {
     await this.#shared.load(name, Buffer.from(metadata, 'base64'), regions);
     const memory = this.#memory as Registration;
@@ -427,8 +481,8 @@ export class HostNetwork {
     const parts = await Promise.all(regions.map((region) => this.#agent.channelParts(name, memory, region, options)));
     const remotes = parts.map(({ remote }) => remote);
     const known = this.#links.get(peer);
-    if (known !== undefined) return known.useWindows(remotes);
-    const hasClosed = (): boolean => this.words.count(peer, networkCells.closed) !== 0;
+    if (known !== undefined && !isAnew) return known.useWindows(remotes);
+    const hasClosed = (): boolean => this.words.count(peer, networkCells.closed) !== closed;
     const link = await NetworkLink.open({ parts: parts[0]!, remotes, channels, hasClosed, ...this.#rows });
     this.#links.set(peer, link);
   }

@@ -39,6 +39,15 @@ export interface HostRoutes {
    * order in which they were made, and so each rank begins with another host.
    */
   readonly peers: readonly number[];
+  /** Ranks of this host to which this rank passes on what it takes from others. */
+  readonly here: readonly number[];
+  /** For each rank of another host: who takes here what it sends, and its slot there. */
+  readonly takers: ReadonlyMap<number, Taker>;
+}
+
+interface Taker {
+  readonly forwarder: number;
+  readonly slot: number;
 }
 
 /** Pure. `rank` and the ranks of `hosts` are of the group. */
@@ -53,12 +62,67 @@ export function hostRoutes(hosts: Hosts, rank: number): HostRoutes {
   });
   const served = servedBy(hosts, host, index);
   const peers = [...new Set([...ways.map(({ forwarder }) => forwarder), ...served.map((source) => source.rank)])];
-  return { hosts, host, ways, served, peers };
+  const here = hosts[host]!;
+  const takers = new Map(
+    here
+      .flatMap((forwarder, at) =>
+        servedBy(hosts, host, at).map((source, slot): [number, Taker] => [source.rank, { forwarder, slot }]),
+      )
+      .toSorted(([a], [b]) => a - b),
+  );
+  return { hosts, host, ways, served, peers, here, takers };
+}
+
+/**
+ * Pure. The routes of ranks that may be lost at any time: each sends to every rank of another host by itself, so none depends on a
+ * third one. To a rank all others elsewhere then look as if each were alone on its host, and a row crosses once for each of them.
+ */
+export function directRoutes(hosts: Hosts, rank: number): HostRoutes {
+  const seen = seenFrom(hosts, rank);
+  const host = seen.findIndex((ranks) => ranks.includes(rank));
+  const ways = directPeers(hosts, rank).map((forwarder): HostWay => ({
+    host: seen.findIndex((ranks) => ranks.includes(forwarder)),
+    forwarder,
+    slot: ranksElsewhere(hosts, forwarder).indexOf(rank),
+    ranks: [forwarder],
+    hasSamePlace: true,
+  }));
+  const served = ranksElsewhere(hosts, rank).map((source) => ({
+    rank: source,
+    host: seen.findIndex((ranks) => ranks.includes(source)),
+    way: directPeers(hosts, source).indexOf(rank),
+    hasSamePlace: true,
+  }));
+  const peers = ways.map(({ forwarder }) => forwarder);
+  const takers = new Map(served.map((source, slot) => [source.rank, { forwarder: rank, slot }]));
+  return { hosts: seen, host, ways, served, peers, here: [rank], takers };
 }
 
 /** Most sources that any rank serves. */
 export function maxServed(hosts: Hosts): number {
   return Math.max(0, ...hosts.flatMap((ranks, host) => ranks.map((_, index) => servedBy(hosts, host, index).length)));
+}
+
+/** The same of directRoutes(), which is also how many ways there are. */
+export function maxServedDirectly(hosts: Hosts): number {
+  return hosts.flat().length - Math.min(...hosts.map(({ length }) => length));
+}
+
+/** This rank's host, and each other rank as a host of its own. */
+function seenFrom(hosts: Hosts, rank: number): Hosts {
+  const own = hosts.find((ranks) => ranks.includes(rank))!;
+  return [own, ...ranksElsewhere(hosts, rank).map((other) => [other])].toSorted((a, b) => a[0]! - b[0]!);
+}
+
+function ranksElsewhere(hosts: Hosts, rank: number): number[] {
+  return hosts.flatMap((ranks) => (ranks.includes(rank) ? [] : ranks)).toSorted((a, b) => a - b);
+}
+
+/** Other ranks in the order in which that rank sends to them. */
+function directPeers(hosts: Hosts, rank: number): number[] {
+  const seen = seenFrom(hosts, rank);
+  const own = seen.findIndex((ranks) => ranks.includes(rank));
+  return waysOf(seen, own).map((host) => seen[host]![0]!);
 }
 
 function servedBy(hosts: Hosts, host: number, index: number): ServedSource[] {

@@ -9,7 +9,6 @@ import { rankList } from '../../world/membership.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { StepFailure } from '../steps.ts';
 import type { HostNetwork } from './host-network.ts';
-import { hostRoutes } from './host-routes.ts';
 import { PeerWords } from './peer-words.ts';
 
 interface HostsFailureOptions {
@@ -43,9 +42,7 @@ export class HostsFailure implements StepFailure {
     this.#group = group;
     this.#here = window.barrier.failure;
     this.#network = network;
-    const others = ranks.map((_, rank) => rank).filter((rank) => topology.hostOf(rank) !== topology.hostIndex);
-    this.#told = others.map((rank) => {
-      const { forwarder } = hostRoutes(topology.hosts, rank).ways.find(({ host }) => host === topology.hostIndex)!;
+    this.#told = [...network.routes.takers].map(([rank, { forwarder }]) => {
       const start = window.addresses[topology.scaleUpIndexOf(forwarder)]!;
       const words = new PeerWords(ranks, { buffer: device.memory.buffer, start, cells, aborts });
       return { rank, worldRank: ranks[rank]!, forwarder, words };

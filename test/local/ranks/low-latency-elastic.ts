@@ -41,6 +41,12 @@ const config: LowLatencyConfig = {
   elastic: true,
   ...(mode === 'rank-major' ? { layout: mode } : { combineTravels: mode }),
 };
+/** Ranks of other hosts stand each for itself, as if they had hosts of their own. */
+const { hosts: hostsOfRanks, scaleUpRanks } = world.topology;
+const seen = [
+  scaleUpRanks,
+  ...hostsOfRanks.flatMap((ranks) => (ranks === scaleUpRanks ? [] : ranks.map((rank) => [rank]))),
+].toSorted((a, b) => a[0]! - b[0]!);
 const chance = random(seed + 1000 * me + 17 * world.life);
 const counts = { checked: 0, without: 0, faults: 0, rejoined: 0, longestMs: 0 };
 
@@ -170,7 +176,7 @@ async function checkSums(
   const got = await combinedX.toHost();
   for (const [token, choices] of inputs[me]!.topkIdx.entries()) {
     const want = referenceLowLatencyCombine(
-      { inputs, received, outputs, mode: mode as 'choices', active },
+      { inputs, received, outputs, mode: mode as 'choices', active, hosts: seen },
       { rank: me, token, hidden: HIDDEN },
     );
     const row = [...got.subarray(token * HIDDEN, (token + 1) * HIDDEN)];

@@ -67,7 +67,13 @@ test('connecting a rank that leaves waits until it has left and is connected aga
   const { windows, members } = twoRanks();
   const [here, there] = members as [LowLatencyMembers, LowLatencyMembers];
   const engine = { dispatch: () => 10, prepare: () => Promise.resolve(), beginAt: () => {}, shortfall: () => never() };
-  const joining = new LowLatencyJoining({ window: windows[0]!, cells, members: here, engine });
+  const joining = new LowLatencyJoining({
+    group: { rank: 0, ranks: [0, 1] },
+    window: windows[0]!,
+    cells,
+    members: here,
+    engine,
+  });
   const wait = { deadline: new Deadline(60_000), signal: undefined };
   // An active one is connected already.
   await joining.connect([1], true, wait);
@@ -201,7 +207,13 @@ test('a rank that was away while numbers wrapped joins at the full number, and i
     beginAt: (dispatch: number) => (begun = dispatch),
     shortfall: () => never(),
   };
-  const joining = new LowLatencyJoining({ window, cells: far, members: there, engine });
+  const joining = new LowLatencyJoining({
+    group: { rank: window.index, ranks: [0, 1] },
+    window,
+    cells: far,
+    members: there,
+    engine,
+  });
   const rejoining = joining.rejoin({ deadline: new Deadline(60_000), signal: undefined });
   while (!here.isConnected(1)) await turn();
   here.activate(1, last + 1);

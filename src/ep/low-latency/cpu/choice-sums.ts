@@ -4,25 +4,28 @@ import { elementFormats } from '../../../abi/element-formats.ts';
 import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
 import type { TensorSet } from '../../../device/device.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { hostRoutes } from '../../../group/network/host-routes.ts';
+import type { HostRoutes } from '../../../group/network/host-routes.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { sumDType } from '../../across-hosts/network-size.ts';
 import type { LowLatencyConfig, LowLatencyScope } from '../low-latency-size.ts';
 
 /** Tables, which belong to the set. Fails with WL_MEMORY. */
-export function makeChoiceTables(tensors: TensorSet, group: RankGroup, config: Required<LowLatencyConfig>) {
-  const { maxTokensPerRank: most, maxTopk: k, hidden, numExperts, combinePrecision } = config;
-  const { hosts, hostIndex } = group.topology;
+export function makeChoiceTables(
+  tensors: TensorSet,
+  of: { readonly group: RankGroup; readonly config: Required<LowLatencyConfig>; readonly routes: HostRoutes },
+) {
+  const { maxTokensPerRank: most, maxTopk: k, hidden, numExperts, combinePrecision } = of.config;
+  const { hosts, host } = of.routes;
   const columnFormats = tensors.empty('i32', [hosts.length]);
   columnFormats.view().fill(elementFormats[sumDType('bf16', combinePrecision)]);
-  columnFormats.view()[hostIndex] = elementFormats.f32;
+  columnFormats.view()[host] = elementFormats.f32;
   return {
     next: tensors.empty('i32', [numExperts]),
     rowTable: tensors.empty('i32', [most, k]),
     rankTable: tensors.empty('i32', [most, k]),
     /** Addresses by rank, 0 for those of other hosts. */
-    bases: tensors.empty('i32', [group.size]),
+    bases: tensors.empty('i32', [of.group.size]),
     /** What one sum adds up. */
     scratch: tensors.empty('u8', [8 * Math.max(k, hosts.length + 2)]),
     /** f32 [M, H]: what this host has of this rank's tokens. */
@@ -43,25 +46,35 @@ interface ChosenTokens {
   readonly firstRows: number;
   /** The result whose rows are summed. */
   readonly result: number;
+  /** 0 for each rank whose rows do not count; absent where all do. */
+  readonly added?: Int32Array | undefined;
 }
 
 export class ChoiceSums {
   readonly #scope: LowLatencyScope<CpuDevice>;
+  readonly #routes: HostRoutes;
   readonly #window: SymmetricWindow;
   readonly #tables: ReturnType<typeof makeChoiceTables>;
   /** For each rank, the address of its first rows of result 0 on this host, and how far that of result 1 is from there. */
   readonly #firstRows: readonly { readonly address: number; readonly stride: number }[];
 
-  constructor(scope: LowLatencyScope<CpuDevice>, window: SymmetricWindow, tables: ReturnType<typeof makeChoiceTables>) {
+  // oxlint-disable-next-line max-params -- what it is made of
+  constructor(
+    scope: LowLatencyScope<CpuDevice>,
+    window: SymmetricWindow,
+    tables: ReturnType<typeof makeChoiceTables>,
+    routes: HostRoutes,
+  ) {
+    this.#routes = routes;
     this.#scope = scope;
     this.#window = window;
     this.#tables = tables;
     const { topology, ranks } = scope.group;
     const { firstRows, servedFirstRows } = scope.size.regions;
     this.#firstRows = ranks.map((_, rank) => {
-      const way = hostRoutes(topology.hosts, rank).ways.find(({ host }) => host === topology.hostIndex);
-      const [holder, { offset, stride }, slot] = way
-        ? [way.forwarder, servedFirstRows, way.slot * LOW_LATENCY_RESULTS]
+      const taker = routes.takers.get(rank);
+      const [holder, { offset, stride }, slot] = taker
+        ? [taker.forwarder, servedFirstRows, taker.slot * LOW_LATENCY_RESULTS]
         : [rank, firstRows, 0];
       const start = window.addresses[topology.scaleUpIndexOf(holder)]!;
       return { address: start + offset + slot * stride, stride };
@@ -90,10 +103,11 @@ export class ChoiceSums {
    */
   addUp(tokens: ChosenTokens, of: { sumTable: number; bases: Int32Array; basesAt: number; out: number }): void {
     const { own, scratch, columnFormats } = this.#tables;
-    const { device, config, group } = this.#scope;
+    const { device, config } = this.#scope;
+    const { hosts, host } = this.#routes;
     this.#sum(tokens, own.address, true);
-    of.bases[group.topology.hostIndex] = own.address | 0;
-    const [columns, rowBytes, format] = [group.topology.hosts.length, config.hidden * 2, elementFormats.bf16];
+    of.bases[host] = own.address | 0;
+    const [columns, rowBytes, format] = [hosts.length, config.hidden * 2, elementFormats.bf16];
     const { gatherSumMixed } = device.kernels;
     // oxfmt-ignore
     gatherSumMixed(
@@ -101,7 +115,11 @@ export class ChoiceSums {
     );
   }
 
-  #sum({ topk, indexBytes, count, k, weights, firstRows, result }: ChosenTokens, out: number, isWide: boolean): void {
+  #sum(
+    { topk, indexBytes, count, k, weights, firstRows, result, added }: ChosenTokens,
+    out: number,
+    isWide: boolean,
+  ): void {
     const { next, rowTable, rankTable, bases, scratch } = this.#tables;
     const { device, config, group, size } = this.#scope;
     const { kernels } = device;
@@ -109,6 +127,10 @@ export class ChoiceSums {
     kernels.copyBytes(next.address, firstRows, next.bytes);
     const perRank = config.numExperts / group.size;
     kernels.choiceRows(topk, indexBytes, count, k, perRank, config.maxTokensPerExpert, next.address, table, from);
+    if (added !== undefined) {
+      const [rows, ranks] = [rowTable.view(), rankTable.view()];
+      for (let cell = 0; cell < count * k; cell++) if (added[ranks[cell]!] === 0) rows[cell] = -1;
+    }
     const { offset, stride } = size.regions.combineRows;
     const { addresses } = this.#window;
     const { scaleUpRanks } = group.topology;

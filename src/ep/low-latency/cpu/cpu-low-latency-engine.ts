@@ -1,6 +1,7 @@
 // The CPU's way of a low-latency call: rows go once to each rank, into a slot that is known without a word of anybody else;
 // the receiver gives them their places. Combine pulls. Ranks wait for each other's words alone, never for a barrier.
 import { availableParallelism } from 'node:os';
+import { setImmediate as turn } from 'node:timers/promises';
 import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
 import { callWord } from '../../../group/calls.ts';
 import { type StepFailure, StepRunner, type Steps } from '../../../group/steps.ts';
@@ -38,8 +39,9 @@ import {
 } from '../low-latency-results.ts';
 import type { LowLatencyScope } from '../low-latency-size.ts';
 import { CombineNumbers, LowLatencyCells, type Progress } from '../members/low-latency-cells.ts';
-import { LowLatencyJoining } from '../members/low-latency-joining.ts';
+import { type AnnouncementBoard, LowLatencyJoining } from '../members/low-latency-joining.ts';
 import { LowLatencyMembers } from '../members/low-latency-members.ts';
+import { MemberExchange, type RankFacts } from '../members/member-exchange.ts';
 import { type ForwardingTables, HostForwarding } from './host-forwarding.ts';
 import { CallRows, type LowLatencyTables } from './low-latency-rows.ts';
 
@@ -160,7 +162,9 @@ class RanksInOrder implements Steps {
 // What ends a wait of an elastic EpLowLatency: not a rank that is lost or late, which is masked, but this rank's own state.
 
 class ElasticFailure implements StepFailure {
-  readonly #window: SymmetricWindow;
+  /** That of ranks which stay: what it finds is the end of the object. */
+  readonly #failure: StepFailure;
+  readonly #me: number;
   readonly #members: LowLatencyMembers;
   /** The view that the present wait has seen, and until when it has patience with it. */
   #epoch = 0;
@@ -168,8 +172,9 @@ class ElasticFailure implements StepFailure {
   /** This rank's last dispatch. */
   #dispatch = 0;
 
-  constructor(window: SymmetricWindow, members: LowLatencyMembers) {
-    this.#window = window;
+  constructor(failure: StepFailure, me: number, members: LowLatencyMembers) {
+    this.#failure = failure;
+    this.#me = me;
     this.#members = members;
   }
 
@@ -181,11 +186,11 @@ class ElasticFailure implements StepFailure {
   }
 
   rankOf(index: number): number {
-    return this.#window.barrier.failure.rankOf(index);
+    return this.#failure.rankOf(index);
   }
 
   reason(): WeftlineError | undefined {
-    return this.#window.barrier.failure.reason();
+    return this.#failure.reason();
   }
 
   /** Ranks whose process has ended are masked at once. */
@@ -193,7 +198,7 @@ class ElasticFailure implements StepFailure {
     const reason = this.reason();
     if (reason !== undefined) return reason;
     if (signal?.aborted) return signal.reason;
-    for (const rank of missing()) if (!this.#window.isAlive(rank)) this.#members.mask(rank);
+    for (const rank of missing()) if (!this.#members.isAlive(rank)) this.#members.mask(rank);
     return this.#members.inactive(this.#dispatch);
   }
 
@@ -211,13 +216,13 @@ class ElasticFailure implements StepFailure {
   }
 
   timeout(...args: Parameters<StepFailure['timeout']>): WeftlineError {
-    return this.#window.barrier.failure.timeout(...args);
+    return this.#failure.timeout(...args);
   }
 
   /** Ranks in different calls have no way on together; any other failure is this rank's own, and the others go on. */
   raise(error: unknown): void {
-    if (asWeftlineError(error).code === 'WL_CONFIG_MISMATCH') this.#window.barrier.failure.raise(error);
-    else this.#members.mask(this.#window.index);
+    if (asWeftlineError(error).code === 'WL_CONFIG_MISMATCH') this.#failure.raise(error);
+    else this.#members.mask(this.#me);
   }
 }
 
@@ -227,6 +232,19 @@ interface CpuLowLatencyParts {
   readonly tables: LowLatencyTables;
   /** The network side of a group on several hosts. */
   readonly across?: { readonly network: HostNetwork; readonly tables: ForwardingTables } | undefined;
+  /** Where ranks come and go: what they tell in the store, and which life of this rank it is; see MemberExchange. */
+  readonly board?: AnnouncementBoard | undefined;
+  readonly life?: number;
+}
+
+/** The memory of a host was made anew, while the others went on. */
+export function forgetMembers(
+  { group, device, size }: Pick<LowLatencyScope<CpuDevice>, 'group' | 'device' | 'size'>,
+  window: SymmetricWindow,
+): void {
+  const cells = new LowLatencyCells(device, window, size, { source: group.rank, ranks: group.size });
+  const far = { topology: group.topology, ranks: group.ranks, region: size.regions.farMembers, isAlive: () => false };
+  new LowLatencyMembers(device, window, { ...size, far }, cells).forgetAll();
 }
 
 export class CpuLowLatencyEngine implements LowLatencyEngine {
@@ -252,7 +270,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   /** Why this rank refuses the choices of the dispatch that begins. */
   #refusal: Refusal | undefined;
 
-  constructor(scope: LowLatencyScope<CpuDevice>, { window, tables, across }: CpuLowLatencyParts) {
+  constructor(scope: LowLatencyScope<CpuDevice>, { window, tables, across, board, life = 0 }: CpuLowLatencyParts) {
     const { group, device, size, config } = scope;
     this.#scope = scope;
     this.#window = window;
@@ -261,17 +279,18 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     this.#combines = new CombineNumbers(config.elastic);
     this.#cells = new LowLatencyCells(device, window, size, { source: group.rank, ranks: group.size });
     let failure: HostsFailure | undefined;
+    const members = config.elastic ? this.#membersOf(across?.network) : undefined;
     if (across !== undefined) {
       const { networkCells: words, aborts } = size.regions;
       const places = { cells: words.offset, aborts: aborts.offset };
       failure = new HostsFailure({ group, device, window, network: across.network, ...places });
       across.network.ring(this.#cells.bells.own);
-      const forwarding = new HostForwarding(scope, { window, cells: this.#cells, failure, ...across });
+      const forwarding = new HostForwarding(scope, { window, cells: this.#cells, failure, members, ...across });
       this.#across = { ...across, forwarding };
     }
     const network = this.#across?.forwarding;
     this.#rows = new CallRows(scope, window, tables, network);
-    this.#elastic = config.elastic ? this.#makeElastic() : undefined;
+    this.#elastic = members && this.#makeElastic(members, failure ?? window.barrier.failure, { board, life });
     this.#inOrder = new RanksInOrder(this.#cells, group.ranks, { network, members: this.#elastic?.members });
     this.#failure = this.#elastic?.failure ?? failure ?? window.barrier.failure;
     const { timeoutMs, collectiveSpinUs: spinUs } = group.settings;
@@ -284,6 +303,12 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
 
   get membership(): LowLatencyMembership | undefined {
     return this.#elastic?.joining;
+  }
+
+  /** Where ranks of other hosts find an elastic one. */
+  get facts(): RankFacts | undefined {
+    const exchange = this.#elastic?.exchange;
+    return exchange && { life: exchange.life, network: this.#across!.network.facts };
   }
 
   get mapped(): MemoryRange {
@@ -314,8 +339,13 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   }
 
   async sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void> {
+    // Links to ranks that come are made by the event loop, which a program of quick calls may not let turn.
+    if (this.#elastic?.exchange?.isLinking === true) await turn();
     this.#dispatch = sequence;
     this.#combines.beginDispatch(sequence);
+    const forwarding = this.#elastic && this.#across?.forwarding;
+    this.#elastic?.exchange?.advance();
+    forwarding?.begin(sequence);
     this.#elastic?.members.refresh(sequence);
     this.#elastic?.joining.progress();
     // Rows by rank stay where they came until now; see receiveSlots.
@@ -324,6 +354,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     const name = `dispatch ${sequence}, for free slots`;
     const waiting = this.#until({ word: 'released', call: free, at: free, name }, wait);
     if (waiting !== undefined) await waiting;
+    forwarding?.begin(sequence);
     // ORDER: behind the wait, also for a rank that joins now and has waited for no dispatch before: by then all that
     // concerns this one is decided.
     if (this.#elastic !== undefined) this.#leaveOut(sequence, input.x.shape[0]!, this.#elastic.members);
@@ -421,6 +452,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
       }
     });
     this.#combines.use(handle.sequence, number);
+    const { received } = this.#tables.results[handle.sequence % LOW_LATENCY_RESULTS]!;
+    this.#across?.forwarding.beginCombine(number, handle.sequence, received.view());
     this.#cells.publish('combined', number);
     const posting = input.topkWeights && this.#postAll(wait);
     if (posting !== undefined) await posting;
@@ -484,9 +517,10 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
 
   /** The window is unmapped: tensors over it become invalid. */
   async close(): Promise<void> {
-    await this.#across?.network.close();
     this.#elastic?.joining.close(new WeftlineError('WL_CLOSED', 'This EpLowLatency was closed'));
-    this.#elastic?.members.mask(this.#window.index);
+    this.#elastic?.members.mask(this.#scope.group.rank);
+    this.#elastic?.exchange?.advance();
+    await this.#across?.network.close();
     this.#window[Symbol.dispose]();
     this.#rows[Symbol.dispose]();
     this.#tables[Symbol.dispose]();
@@ -550,22 +584,64 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     throw error;
   }
 
-  #makeElastic(): ElasticParts {
-    const { device, size } = this.#scope;
+  #membersOf(network: HostNetwork | undefined): LowLatencyMembers {
+    const { device, size, group } = this.#scope;
+    const { topology, ranks } = group;
+    const isAlive = (rank: number): boolean => network?.isLinked(rank) === true;
+    const far = network && { topology, ranks, region: size.regions.farMembers, isAlive };
+    return new LowLatencyMembers(device, this.#window, { ...size, far }, this.#cells);
+  }
+
+  #makeElastic(members: LowLatencyMembers, failure: StepFailure, { board, life }: BoardOfLife): ElasticParts {
+    const { group, config } = this.#scope;
     const [window, cells, rows] = [this.#window, this.#cells, this.#rows];
-    const members = new LowLatencyMembers(device, window, size, cells);
+    const dispatch = (): number => this.#dispatch;
+    const exchange = board && this.#makeExchange(members, board, life);
+    if (life === 1) exchange?.beginTogether();
+    let hasOffered = false;
     const engine = {
-      dispatch: (): number => this.#dispatch,
+      dispatch,
       prepare: (peer: number | undefined): Promise<void> => this.#prepareToJoin(peer),
-      beginAt: (dispatch: number): void => this.#beginAt(dispatch),
+      beginAt: (to: number): void => this.#beginAt(to),
       shortfall: (handle: LowLatencyHandle): LowLatencyShortfall => rows.shortfall(handle),
+      exchange,
+      ...(exchange && {
+        isMapped: (rank: number): boolean => exchange.isMapped(rank),
+        announce: async (): Promise<void> => {
+          const isNewProcess = life > 1 && !hasOffered;
+          hasOffered = true;
+          exchange.beginLife(isNewProcess ? life : exchange.life + 1, isNewProcess);
+          await board.announce(window, config, this.facts);
+        },
+        work: (): void => this.#across!.forwarding.advance(),
+      }),
     };
-    const joining = new LowLatencyJoining({ window, cells, members, engine });
-    return { members, failure: new ElasticFailure(window, members), joining };
+    const joining = new LowLatencyJoining({ group, window, cells, members, engine });
+    this.#across?.forwarding.alsoAdvance(() => exchange?.advance());
+    return { members, failure: new ElasticFailure(failure, group.rank, members), joining, exchange };
+  }
+
+  #makeExchange(members: LowLatencyMembers, board: AnnouncementBoard, life: number): MemberExchange | undefined {
+    if (this.#across === undefined) return undefined;
+    const { device, size } = this.#scope;
+    const { forwarding, network } = this.#across;
+    return new MemberExchange({
+      device,
+      window: this.#window,
+      network,
+      members,
+      regions: size.regions,
+      life,
+      factsOf: (rank) => board.factsOf(rank),
+      dispatch: () => this.#dispatch,
+      onLinked: (rank) => forwarding.linkedTo(rank),
+    });
   }
 
   async #prepareToJoin(peer: number | undefined): Promise<void> {
     if (peer === undefined) return;
+    const { topology } = this.#scope.group;
+    if (topology.hostOf(peer) !== topology.hostIndex) return;
     const last = this.#cells.reached(peer, 'dispatched');
     const word = this.#cells.read(peer, 'dispatchCall', last);
     if (last !== 0) {
@@ -621,6 +697,13 @@ interface ElasticParts {
   readonly members: LowLatencyMembers;
   readonly failure: ElasticFailure;
   readonly joining: LowLatencyJoining;
+  /** There where a group is on several hosts. */
+  readonly exchange: MemberExchange | undefined;
+}
+
+interface BoardOfLife {
+  readonly board: AnnouncementBoard | undefined;
+  readonly life: number;
 }
 
 /** Calls that may end in another order than they began: how far all of them have. */

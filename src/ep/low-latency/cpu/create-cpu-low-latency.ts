@@ -9,6 +9,7 @@ import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { HostNetwork } from '../../../group/network/host-network.ts';
 import { TensorSet } from '../../../device/device.ts';
 import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
+import type { SharedMemoryName } from '../../../windows/shared-memory.ts';
 import { SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { SoloGroup } from '../../../world/solo-group.ts';
@@ -24,13 +25,12 @@ import {
   type LowLatencyScope,
   lowLatencySize,
   type LowLatencySize,
-  requireOneHost,
   withLowLatencyDefaults,
 } from '../low-latency-size.ts';
 import { type AnnouncementBoard, attachWindow, joinOrCreate } from '../members/low-latency-joining.ts';
 import { ranksOfHosts } from '../../across-hosts/network-size.ts';
-import { CpuLowLatencyEngine } from './cpu-low-latency-engine.ts';
-import { type ForwardingTables, makeForwardingTables } from './host-forwarding.ts';
+import { CpuLowLatencyEngine, forgetMembers } from './cpu-low-latency-engine.ts';
+import { type ForwardingTables, lowLatencyRoutes, makeForwardingTables } from './host-forwarding.ts';
 import { type LowLatencyTables, makeLowLatencyTables } from './low-latency-rows.ts';
 
 // A process that joins makes calls by itself first: the code of a call is then compiled before other ranks wait for it.
@@ -97,8 +97,12 @@ async function makeCalls(scope: LowLatencyScope<CpuDevice>, engine: LowLatencyEn
 }
 
 const what = 'EpLowLatency';
+/** That of ranks that make an elastic object together; see MemberExchange. */
+const FIRST_LIFE = 1;
 
 interface CpuLowLatencyOptions {
+  /** There for elastic ranks alone. */
+  readonly board?: AnnouncementBoard;
   readonly group: RankGroup;
   readonly device: CpuDevice;
   /** The configuration as the caller gave it, and with defaults. */
@@ -109,7 +113,7 @@ interface CpuLowLatencyOptions {
 /** An engine, and the number of its first dispatch. */
 interface CpuLowLatency {
   readonly scope: LowLatencyScope<CpuDevice>;
-  readonly engine: LowLatencyEngine;
+  readonly engine: CpuLowLatencyEngine;
   readonly next: number;
 }
 
@@ -121,7 +125,7 @@ export async function createCpuLowLatency(
   const { group, config } = options;
   if (!config.elastic || group.size === 1) return (await createTogether(options, wait)).made;
   return joinOrCreate(group, {
-    create: (board) => createFirst(options, board, wait),
+    create: (board) => createFirst({ ...options, board }, board, wait),
     join: (board) => joinAgain(options, board, wait),
   });
 }
@@ -133,7 +137,7 @@ async function createFirst(
 ): Promise<CpuLowLatency> {
   const { made, window } = await createTogether(options, wait);
   try {
-    await board.announce(window, options.config);
+    await board.announce(window, options.config, made.engine.facts);
     return made;
   } catch (error) {
     await made.engine.close();
@@ -152,7 +156,6 @@ async function createTogether(
       what,
       config: comparableConfig(config, device.kind),
       prepare: () => {
-        if (config.elastic) requireOneHost(group, 'An elastic EpLowLatency');
         const sizes = lowLatencySize(given, group.size, 'cpu', ranksOfHosts(group));
         checkMemoryBudget(what, [{ name: 'windows', bytes: sizes.bytes, isShared: true }], { group, device });
         return { size: sizes, tables: makeTables(options) };
@@ -168,7 +171,8 @@ async function createTogether(
     const scope = { group, device, config: Object.freeze({ ...config }), size };
     network = tables.across && (await openNetwork(options, { size, window }, wait));
     const across = tables.across && network && { tables: tables.across, network };
-    const engine = new CpuLowLatencyEngine(scope, { window, tables: tables.calls, across });
+    const life = FIRST_LIFE;
+    const engine = new CpuLowLatencyEngine(scope, { window, tables: tables.calls, across, board: options.board, life });
     return { window, made: { scope, engine, next: 1 } };
   } catch (error) {
     await network?.close();
@@ -200,14 +204,21 @@ function disposeAll(tables: MadeTables): void {
   tables.across?.[Symbol.dispose]();
 }
 
+interface NetworkSide {
+  readonly size: LowLatencySize;
+  readonly window: SymmetricWindow;
+}
+
 /** Collective; fails alike on all ranks. */
-function openNetwork(
-  { group, device }: CpuLowLatencyOptions,
-  { size: { regions }, window }: { readonly size: LowLatencySize; readonly window: SymmetricWindow },
-  wait: CallWait,
-): Promise<HostNetwork> {
-  return HostNetwork.create({
-    ...wait,
+function openNetwork(options: CpuLowLatencyOptions, side: NetworkSide, wait: CallWait): Promise<HostNetwork> {
+  return HostNetwork.create({ ...wait, ...networkOf(options, side) });
+}
+
+function networkOf({ group, device, config }: CpuLowLatencyOptions, { size: { regions }, window }: NetworkSide) {
+  return {
+    routes: lowLatencyRoutes(group, config),
+    // Who links to a rank anew must know that nothing comes behind what it was told.
+    ...(config.elastic && { mostChannels: 1 }),
     group,
     device,
     name: 'EpLowLatency',
@@ -217,7 +228,7 @@ function openNetwork(
     aborts: regions.aborts.offset,
     // What is sent is one run of bytes.
     rows: { rows: 0, rowWindow: 0 },
-  });
+  };
 }
 
 /** Takes the place of this rank's former process; not collective. Resolves once an active rank has connected it. */
@@ -228,28 +239,56 @@ async function joinAgain(
 ): Promise<CpuLowLatency> {
   const { group, device, given, config } = options;
   const peers = await board.peers(config, wait);
-  const size = lowLatencySize(given, group.size);
+  const life = (await board.lastLife()) + 1;
+  const size = lowLatencySize(given, group.size, 'cpu', ranksOfHosts(group));
   // This comes behind the checks, whose errors name what the caller gave.
   await rehearseAlone(options);
-  const tables = makeLowLatencyTables(device, config, group.size);
+  const tables = makeTables(options);
   let window: SymmetricWindow | undefined;
+  let network: HostNetwork | undefined;
   let engine: CpuLowLatencyEngine | undefined;
   try {
-    window = await attachWindow(windowOf(group, device, size.bytes), peers, wait.deadline);
+    window = await windowAgain({ ...options, board }, size, peers, wait.deadline);
     const scope = { group, device, config: Object.freeze({ ...config }), size };
-    engine = new CpuLowLatencyEngine(scope, { window, tables });
-    await board.announce(window, config);
+    network = tables.across && (await HostNetwork.open(networkOf(options, { size, window })));
+    const across = tables.across && network && { tables: tables.across, network };
+    engine = new CpuLowLatencyEngine(scope, { window, tables: tables.calls, across, board, life });
+    if (across === undefined) await board.announce(window, config);
     const next = await engine.membership!.rejoin({ deadline: wait.deadline, signal: wait.signal });
     return { scope, engine, next };
   } catch (error) {
     // It owns both, and memory that it has made ready since.
     if (engine !== undefined) await engine.close();
     else {
+      await network?.close();
       window?.[Symbol.dispose]();
-      tables[Symbol.dispose]();
+      disposeAll(tables);
     }
     throw error;
   }
+}
+
+/** The window of this host: that of living ranks, or of another one that has come back, or a new one where the host has come back. */
+async function windowAgain(
+  { group, device, board }: CpuLowLatencyOptions & { readonly board: AnnouncementBoard },
+  size: LowLatencySize,
+  peers: readonly SharedMemoryName[],
+  deadline: Deadline,
+): Promise<SymmetricWindow> {
+  const of = windowOf(group, device, size.bytes);
+  try {
+    return await attachWindow(of, peers, deadline);
+  } catch (error) {
+    if (group.topology.hosts.length === 1 || asWeftlineError(error).code !== 'WL_PEER_LOST') throw error;
+  }
+  return board.shareMemory({
+    attach: (memory) => attachWindow(of, [memory], deadline),
+    make: () => {
+      const window = SymmetricWindow.found(of);
+      forgetMembers({ group, device, size }, window);
+      return window;
+    },
+  });
 }
 
 /** A rank that has no memory for it can still join. */

@@ -9,7 +9,7 @@ import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { TensorSet } from '../../../device/device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { HostNetwork } from '../../../group/network/host-network.ts';
-import { hostRoutes, type HostRoutes } from '../../../group/network/host-routes.ts';
+import { directRoutes, hostRoutes, type HostRoutes } from '../../../group/network/host-routes.ts';
 import type { HostsFailure } from '../../../group/network/hosts-failure.ts';
 import type { OutQueue } from '../../../group/network/out-queue.ts';
 import type { Steps } from '../../../group/steps.ts';
@@ -31,29 +31,39 @@ import {
 } from '../low-latency-size.ts';
 import { ChoiceSums, makeChoiceTables } from './choice-sums.ts';
 import { LowLatencyCells, type Progress } from '../members/low-latency-cells.ts';
+import type { LowLatencyMembers } from '../members/low-latency-members.ts';
 
 export type ForwardingTables = ReturnType<typeof makeForwardingTables>;
+
+/** Where ranks come and go, none may depend on a third one. */
+export function lowLatencyRoutes(
+  { topology, rank }: Pick<RankGroup, 'topology' | 'rank'>,
+  { elastic }: Pick<Required<LowLatencyConfig>, 'elastic'>,
+): HostRoutes {
+  return elastic ? directRoutes(topology.hosts, rank) : hostRoutes(topology.hosts, rank);
+}
 
 /** Fails with WL_MEMORY. */
 export function makeForwardingTables(group: RankGroup, device: CpuDevice, config: Required<LowLatencyConfig>) {
   const { maxTokensPerRank: most, numExperts, hidden, combinePrecision: precision } = config;
-  const routes = hostRoutes(group.topology.hosts, group.rank);
-  const { length: here } = group.topology.scaleUpRanks;
-  const columns = here + routes.ways.length;
+  const routes = lowLatencyRoutes(group, config);
+  const { length: here } = routes.here;
+  const { length: ownColumns } = group.topology.scaleUpRanks;
+  const columns = ownColumns + routes.ways.length;
   return TensorSet.together(device, (tensors) => ({
     layout: emptyLayout(tensors, most, { ranks: group.size, experts: numExperts }),
-    /** Numbers in the group of the ranks of this host. */
+    /** Numbers in the group of the ranks of this host that this one forwards to. */
     ranks: tensors.empty('i32', [here]),
-    /** u8 [M, ranks of this host]: which of them gets which token of a message. */
+    /** u8 [M, those ranks]: which of them gets which token of a message. */
     marks: tensors.empty('u8', [most, here]),
     next: tensors.empty('i32', [here]),
-    /** Addresses by rank of this host, for one kernel at a time, and by column of a sum. */
+    /** Addresses by those ranks, for one kernel at a time, and by column of a sum. */
     bases: tensors.empty('i32', [here]),
     sumBases: tensors.empty('i32', [columns]),
-    sums: new RowSums(device, tensors, { routes, ownColumns: here, hidden, dtype: 'bf16', precision }),
+    sums: new RowSums(device, tensors, { routes, ownColumns, hidden, dtype: 'bf16', precision }),
     /** One for each result: the columns of this rank's sums, hosts in order, of its own host a column per rank. */
     sumTables: Array.from({ length: LOW_LATENCY_RESULTS }, () => tensors.empty('i32', [most, columns])),
-    choices: travelsByChoice(config) ? makeChoiceTables(tensors, group, config) : undefined,
+    choices: travelsByChoice(config) ? makeChoiceTables(tensors, { group, config, routes }) : undefined,
     /** One for each source that is served and each result: the rows of its tokens at the ranks of this host. */
     places: routes.served.map(() =>
       Array.from({ length: LOW_LATENCY_RESULTS }, () => tensors.empty('i32', [most, here])),
@@ -70,6 +80,13 @@ export interface HostMessage {
   address: number;
   count: number;
   at: LowLatencyMessage;
+  /** The last dispatch that was sent there, by result. */
+  readonly sentIn: Int32Array;
+  /** Sums that are due from there, as the cell counts them; and when those of the last combine of each result have come. */
+  due: number;
+  readonly dueIn: Int32Array;
+  /** What the cell of releases has to be raised by to be the number of a dispatch; undefined until the first one is sent. */
+  released: number | undefined;
 }
 
 /** A rank of another host for which this one stands here. */
@@ -79,15 +96,19 @@ interface Source {
   /** The number of this host among the ways of the source. */
   readonly way: number;
   readonly cells: LowLatencyCells;
-  readonly queue: OutQueue;
-  /**
-   * Dispatches that were forwarded, dispatches of which it was told that they are released, combines whose sums were sent. They do
-   * not wrap as the words do, for slots go by the whole number.
-   */
+  readonly channel: number;
+  /** Dispatches that were forwarded, and dispatches of which it was told that they are released. They do not wrap as the words do. */
   forwarded: number;
   released: number;
+  /** What the cell of rows has to be raised by to be the number of a dispatch; undefined until this rank begins the first one. */
+  arrived: number | undefined;
+  /** What cells held when this rank linked to the source: of rows, weights, and ends of combines by result. */
+  readonly before: { rows: number; metadata: number; readonly ended: Int32Array };
+  /** Combines whose sums are due, in order, and the dispatches that they are of. */
+  readonly due: { readonly number: Int32Array; readonly sequence: Float64Array; next: number; end: number };
+  /** Sums that were sent. */
   summed: number;
-  /** The tokens of the last dispatch of each result, their choices, and how many combines of it have had their sums sent. */
+  /** The tokens of the last dispatch of each result, their choices, and how many combines of each result have had their sums sent. */
   readonly counts: Int32Array;
   readonly choices: { topk: number; k: number; indexBytes: number }[];
   readonly sent: Int32Array;
@@ -99,6 +120,7 @@ interface OwnChoices {
   readonly indexBytes: number;
   readonly k: number;
   readonly weights: number;
+  readonly added: Int32Array | undefined;
 }
 
 interface HostForwardingParts {
@@ -107,6 +129,8 @@ interface HostForwardingParts {
   readonly failure: HostsFailure;
   readonly tables: ForwardingTables;
   readonly cells: LowLatencyCells;
+  /** Where ranks come and go. */
+  readonly members: LowLatencyMembers | undefined;
 }
 
 /** What goes beside the rows of a dispatch, alike for all hosts. */
@@ -129,16 +153,33 @@ export class HostForwarding {
   readonly #failure: HostsFailure;
   readonly #tables: ForwardingTables;
   readonly #cells: LowLatencyCells;
+  readonly #members: LowLatencyMembers | undefined;
+  #also: (() => void) | undefined;
   readonly #routes: HostRoutes;
+  /** Begins of the parts of the ranks that this one forwards to. */
+  readonly #addresses: readonly number[];
+  /** Number of the last combine of each result. */
+  readonly #combines = new Int32Array(LOW_LATENCY_RESULTS);
+  /** The dispatch of which it was. */
+  readonly #sequences = new Float64Array(LOW_LATENCY_RESULTS);
+  /** The last dispatch that was begun here. */
+  #sequence = 0;
   readonly #sources: readonly Source[];
   /** The way to the host of each rank that stands for this one elsewhere. */
   readonly #wayOf = new Map<number, number>();
   /** 32-bit words of the window, from its own begin. */
   readonly #words: Int32Array;
 
-  constructor(scope: LowLatencyScope<CpuDevice>, { window, network, failure, tables, cells }: HostForwardingParts) {
+  constructor(
+    scope: LowLatencyScope<CpuDevice>,
+    { window, network, failure, tables, cells, members }: HostForwardingParts,
+  ) {
     const { group, device, size } = scope;
     const { routes, channels } = network;
+    const { topology } = group;
+    const hearers = routes.here.map((rank) => topology.scaleUpIndexOf(rank));
+    this.#members = members;
+    this.#addresses = hearers.map((index) => window.addresses[index]!);
     this.#scope = scope;
     this.#window = window;
     this.#failure = failure;
@@ -147,26 +188,70 @@ export class HostForwarding {
     this.#routes = routes;
     this.network = network;
     this.#words = device.hostView('i32', window.storage.address, window.storage.bytes / 4);
-    tables.ranks.view().set(group.topology.scaleUpRanks);
-    this.choices = tables.choices && new ChoiceSums(scope, window, tables.choices);
+    tables.ranks.view().set(routes.here);
+    this.choices = tables.choices && new ChoiceSums(scope, window, tables.choices, routes);
     const nothing = lowLatencyMessage(scope.config, 0, NOTHING);
     this.messages = routes.ways.map(({ forwarder, ranks }, way) => {
       this.#wayOf.set(forwarder, way);
-      return { forwarder, ranks, address: 0, count: 0, at: nothing };
+      const [sentIn, dueIn] = [new Int32Array(LOW_LATENCY_RESULTS), new Int32Array(LOW_LATENCY_RESULTS)];
+      return { forwarder, ranks, address: 0, count: 0, at: nothing, sentIn, due: 0, dueIn, released: undefined };
     });
     this.#sources = routes.served.map(({ rank, way }, slot) => ({
       rank,
       slot,
       way,
-      cells: new LowLatencyCells(device, window, size, { source: rank, ranks: group.size }),
-      queue: network.link(rank).queues[slot % channels]!,
+      channel: slot % channels,
+      cells: new LowLatencyCells(device, window, size, { source: rank, ranks: group.size, hearers }),
       forwarded: 0,
       released: 0,
+      arrived: undefined,
+      before: { rows: 0, metadata: 0, ended: new Int32Array(LOW_LATENCY_RESULTS) },
+      due: { number: new Int32Array(MOST_DUE), sequence: new Float64Array(MOST_DUE), next: 0, end: 0 },
       summed: 0,
       counts: new Int32Array(LOW_LATENCY_RESULTS),
       choices: Array.from({ length: LOW_LATENCY_RESULTS }, () => ({ topk: 0, k: 0, indexBytes: 0 })),
       sent: new Int32Array(LOW_LATENCY_RESULTS),
     }));
+    // Ranks that stay begin with the first dispatch.
+    if (members === undefined) this.begin(1);
+  }
+
+  /** This rank has linked to another one: what that has counted here so far is of the past. */
+  linkedTo(rank: number): void {
+    const { words } = this.network;
+    const message = this.messages.find(({ forwarder }) => forwarder === rank)!;
+    message.due = words.count(rank, networkCells.sums);
+    message.released = undefined;
+    message.sentIn.fill(0);
+    const source = this.#sources.find((one) => one.rank === rank)!;
+    source.arrived = undefined;
+    source.before.rows = words.count(rank, networkCells.rows);
+    source.before.metadata = words.count(rank, networkCells.metadata);
+    for (const result of source.before.ended.keys())
+      source.before.ended[result] = words.count(rank, networkCells.ended + result);
+    source.due.next = source.due.end;
+    source.summed = 0;
+    source.sent.fill(0);
+  }
+
+  /** A dispatch begins: it is the first one with ranks that take part since. Both sides see it alike, and count from there. */
+  begin(sequence: number): void {
+    const { words } = this.network;
+    this.#sequence = sequence;
+    for (const message of this.messages) {
+      if (message.released !== undefined || !this.#isActive(message.forwarder, sequence)) continue;
+      message.released = sequence - 1 - words.count(message.forwarder, networkCells.released);
+    }
+    for (const source of this.#sources) {
+      if (source.arrived !== undefined || !this.#isActive(source.rank, sequence)) continue;
+      source.arrived = sequence - 1 - source.before.rows;
+      source.forwarded = sequence - 1;
+      source.released = sequence - 1;
+    }
+  }
+
+  #isActive(rank: number, sequence: number): boolean {
+    return this.#members === undefined || this.#members.isActive(rank, sequence);
   }
 
   // The side of the source.
@@ -174,17 +259,41 @@ export class HostForwarding {
   /** Whether that rank has reached a call, or another one tells it of all ranks of that host. */
   // oxlint-disable-next-line max-params -- hot path: as those of LowLatencyCells
   hasReached(rank: number, word: Progress, call: number, result = 0): boolean {
-    return ((this.reached(rank, word, result, call) - call) | 0) >= 0;
+    const way = this.#wayTo(rank, word);
+    if (way === undefined) return this.#cells.hasReached(rank, word, call, result);
+    // One rank of a host tells of all.
+    if (way < 0) return true;
+    const message = this.messages[way]!;
+    const { words } = this.network;
+    if (word === 'released')
+      return (
+        message.released !== undefined &&
+        ((words.count(rank, networkCells.released) + message.released - call) | 0) >= 0
+      );
+    const of = this.#combines.indexOf(call);
+    return this.#isAwaited(message, of) && ((words.count(rank, networkCells.sums) - message.dueIn[of]!) | 0) >= 0;
   }
 
-  /** What ranks of other hosts have reached of 'released' and 'combined' one of them tells for all; `others`: of those that tell nothing. */
-  // oxlint-disable-next-line max-params -- hot path: as those of LowLatencyCells
-  reached(rank: number, word: Progress, result = 0, others = 0): number {
+  /** How far it is, for errors; of sums, how many have come. */
+  reached(rank: number, word: Progress, result = 0): number {
+    const way = this.#wayTo(rank, word);
+    if (way === undefined) return this.#cells.reached(rank, word, result);
+    if (way < 0) return 0;
+    const { words } = this.network;
+    if (word !== 'released') return words.count(rank, networkCells.sums);
+    return words.count(rank, networkCells.released) + (this.messages[way]!.released ?? 0);
+  }
+
+  /** The way by which a rank of another host tells that word; -1 if another rank tells it, undefined if it is told here. */
+  #wayTo(rank: number, word: Progress): number | undefined {
     const { topology } = this.#scope.group;
-    const isHere = topology.hostOf(rank) === topology.hostIndex;
-    if (isHere || word === 'dispatched' || word === 'taken') return this.#cells.reached(rank, word, result);
-    if (!this.#wayOf.has(rank)) return others;
-    return this.network.words.count(rank, word === 'released' ? networkCells.released : networkCells.sums);
+    if (topology.hostOf(rank) === topology.hostIndex || word === 'dispatched' || word === 'taken') return undefined;
+    return this.#wayOf.get(rank) ?? -1;
+  }
+
+  /** Whether sums come from there in the last combine of that result. */
+  #isAwaited({ sentIn }: HostMessage, result: number): boolean {
+    return this.#members === undefined || sentIn[result] === (this.#sequences[result]! | 0);
   }
 
   /**
@@ -229,6 +338,7 @@ export class HostForwarding {
     const { config, size } = this.#scope;
     for (const [way, message] of this.messages.entries()) {
       message.count = counts[message.forwarder]!;
+      message.sentIn[sequence % LOW_LATENCY_RESULTS] = this.#sends(message, sequence) ? sequence | 0 : 0;
       message.at = lowLatencyMessage(config, message.count, beside);
       message.address = this.#own('sent', way * size.receiveSlots + (sequence % size.receiveSlots));
       this.#head(message.address, message.count, beside.word);
@@ -237,13 +347,25 @@ export class HostForwarding {
 
   /** Sends the messages of a dispatch, whose arrays are filled in. */
   send(sequence: number): void {
-    for (const [way, { address, at }] of this.messages.entries()) this.#sendTo(way, address, at.bytes, sequence);
+    for (const [way, message] of this.messages.entries()) {
+      if (this.#isSent(message, sequence)) this.#sendTo(way, message.address, message.at.bytes, sequence);
+    }
+  }
+
+  #sends({ forwarder, released }: HostMessage, sequence: number): boolean {
+    return released !== undefined && this.#isActive(forwarder, sequence);
+  }
+
+  #isSent({ sentIn }: HostMessage, sequence: number): boolean {
+    return sentIn[sequence % LOW_LATENCY_RESULTS] === (sequence | 0);
   }
 
   /** Tells the other hosts that this rank sends nothing, and why. */
   refuse(sequence: number, status: number, word: number): void {
     const { receiveSlots } = this.#scope.size;
-    for (const way of this.messages.keys()) {
+    for (const [way, message] of this.messages.entries()) {
+      message.sentIn[sequence % LOW_LATENCY_RESULTS] = 0;
+      if (!this.#sends(message, sequence)) continue;
       const address = this.#own('sent', way * receiveSlots + (sequence % receiveSlots));
       this.#head(address, status, word);
       this.#sendTo(way, address, LOW_LATENCY_MESSAGE_HEADER, sequence);
@@ -340,6 +462,7 @@ export class HostForwarding {
     const result = sequence % LOW_LATENCY_RESULTS;
     const width = weights.shape[1]! * 4;
     for (const [way, { forwarder, slot }] of this.#routes.ways.entries()) {
+      if (!this.#isSent(this.messages[way]!, sequence)) continue;
       // What this rank sent in that dispatch, with the tokens that went there.
       const message = this.#own('sent', way * size.receiveSlots + (sequence % size.receiveSlots));
       const count = Math.min(this.#words[this.#wordAt(message)]!, config.maxTokensPerRank);
@@ -353,13 +476,35 @@ export class HostForwarding {
     }
   }
 
-  /** A combine of that result has ended here: its sums may be written over. */
-  freeSums(result: number): void {
-    this.#tellForwarders(networkCells.ended + result);
+  /**
+   * A combine begins, of that dispatch: sums of it are due to the ranks whose rows have come (`received`, by rank, where ranks come and
+   * go), and from those to which this one sent.
+   */
+  beginCombine(number: number, sequence: number, received: Int32Array): void {
+    const result = sequence % LOW_LATENCY_RESULTS;
+    this.#combines[result] = number;
+    this.#sequences[result] = sequence;
+    for (const message of this.messages) {
+      if (!this.#isAwaited(message, result)) continue;
+      message.due = (message.due + 1) | 0;
+      message.dueIn[result] = message.due;
+    }
+    for (const { rank, due } of this.#sources) {
+      if (this.#members !== undefined && received[rank] !== 1) continue;
+      due.number[due.end % MOST_DUE] = number;
+      due.sequence[due.end % MOST_DUE] = sequence;
+      due.end += 1;
+    }
   }
 
-  #tellForwarders(cell: number): void {
-    for (const { forwarder, slot } of this.#routes.ways) {
+  /** A combine of that result has ended here: its sums may be written over. */
+  freeSums(result: number): void {
+    this.#tellForwarders(networkCells.ended + result, (message) => this.#isAwaited(message, result));
+  }
+
+  #tellForwarders(cell: number, hears: (message: HostMessage) => boolean = () => true): void {
+    for (const [way, { forwarder, slot }] of this.#routes.ways.entries()) {
+      if (!hears(this.messages[way]!)) continue;
       const queue = this.network.link(forwarder).queues[slot % this.network.channels]!;
       queue.signal(0, this.network.cellAt(forwarder, cell));
     }
@@ -367,12 +512,21 @@ export class HostForwarding {
 
   // The side of the forwarder.
 
+  /** Where ranks come and go: what advance() is to do besides, before rows are taken in. */
+  alsoAdvance(work: () => void): void {
+    this.#also = work;
+  }
+
   /** Takes in what has come, does for others what can be done, posts what there is room for. */
   advance(): void {
     this.network.advance();
+    this.#also?.();
     for (const source of this.#sources) {
       const { words } = this.network;
-      while (((words.count(source.rank, networkCells.rows) - source.forwarded) | 0) > 0) this.#forward(source);
+      const { arrived } = source;
+      if (arrived === undefined) continue;
+      while (((words.count(source.rank, networkCells.rows) + arrived - source.forwarded) | 0) > 0)
+        this.#forward(source);
       this.#tellReleased(source);
       while (this.#sendSums(source));
     }
@@ -381,13 +535,21 @@ export class HostForwarding {
 
   /** Hot path. Whether the sums of that combine have been sent for all ranks for which this one stands. */
   hasSummed(number: number): boolean {
-    for (const source of this.#sources) if (!isSummed(source, number)) return false;
+    for (const source of this.#sources) if (!this.#isSummed(source, number)) return false;
+    return true;
+  }
+
+  #isSummed({ rank, due }: Source, number: number): boolean {
+    for (let at = due.next; at < due.end; at++) {
+      const isOwed = ((due.number[at % MOST_DUE]! - number) | 0) <= 0;
+      if (isOwed && this.#isActive(rank, due.sequence[at % MOST_DUE]!)) return false;
+    }
     return true;
   }
 
   /** Ranks for which this one stands that have not let it send them the sums of that combine. */
   unsummed(number: number): number[] {
-    return this.#sources.flatMap((source) => (isSummed(source, number) ? [] : [source.rank]));
+    return this.#sources.flatMap((source) => (this.#isSummed(source, number) ? [] : [source.rank]));
   }
 
   /** Ends when all ranks for which this one stands have come to the barrier with that number; `run` carries out steps. */
@@ -400,11 +562,16 @@ export class HostForwarding {
   }
 
   get isPosted(): boolean {
-    for (const peer of this.#routes.peers) {
-      const link = this.network.link(peer);
-      if (link.isClosed) continue;
-      for (const queue of link.queues) if (!queue.isPosted) return false;
-    }
+    for (const peer of this.#routes.peers) if (!this.#isPostedTo(peer)) return false;
+    return true;
+  }
+
+  #isPostedTo(peer: number): boolean {
+    if (this.#members !== undefined && !(this.network.isLinked(peer) && this.#members.isActive(peer, this.#sequence)))
+      return true;
+    const link = this.network.link(peer);
+    if (link.isClosed) return true;
+    for (const queue of link.queues) if (!queue.isPosted) return false;
     return true;
   }
 
@@ -415,10 +582,7 @@ export class HostForwarding {
 
   /** Ranks to which something waits to be posted. */
   unposted(): number[] {
-    return this.#routes.peers.filter((peer) => {
-      const link = this.network.link(peer);
-      return !link.isClosed && link.queues.some((queue) => !queue.isPosted);
-    });
+    return this.#routes.peers.filter((peer) => !this.#isPostedTo(peer));
   }
 
   /** The next dispatch of a source, which has come. */
@@ -433,7 +597,16 @@ export class HostForwarding {
     const [count, word] = [this.#words[head]!, this.#words[head + 1]!];
     const { next } = this.#tables;
     if (isRefused(word)) next.view().fill(count);
-    else this.#putRows(source, { address, count, word, at, result: sequence % LOW_LATENCY_RESULTS });
+    else {
+      try {
+        this.#putRows(source, { address, count, word, at, result: sequence % LOW_LATENCY_RESULTS });
+      } catch (error) {
+        if (this.#members === undefined) throw error;
+        // Nobody waits for it any more.
+        this.#members.mask(source.rank);
+        return;
+      }
+    }
     const counts = next.view();
     for (let index = 0; index < counts.length; index++) {
       cells.write(index, 'rows', sequence, counts[index]!);
@@ -511,38 +684,44 @@ export class HostForwarding {
   #pickHere(count: number): void {
     const { layout, marks } = this.#tables;
     const [all, here] = [layout.isTokenInRank.view(), marks.view()];
-    const { size, topology } = this.#scope.group;
-    const { scaleUpRanks } = topology;
+    const { size } = this.#scope.group;
+    const ranks = this.#routes.here;
     let cell = 0;
     for (let token = 0; token < count; token++) {
-      for (const rank of scaleUpRanks) here[cell++] = all[token * size + rank]!;
+      for (const rank of ranks) here[cell++] = all[token * size + rank]!;
     }
   }
 
   /** A source may send what goes to slots that all ranks of this host have let go. */
   #tellReleased(source: Source): void {
-    const { topology } = this.#scope.group;
     let least = source.forwarded;
-    for (const rank of topology.scaleUpRanks) {
+    for (const rank of this.#routes.here) {
       const released = this.#cells.reached(rank, 'released');
       if (((released - least) | 0) < 0) least = released;
     }
     for (; ((least - source.released) | 0) > 0; source.released += 1) {
-      source.queue.signal(0, this.network.cellAt(source.rank, networkCells.released));
+      this.#queueTo(source).signal(0, this.network.cellAt(source.rank, networkCells.released));
     }
   }
 
   /** Sends the sums of the next combine, if all ranks of this host have its rows and the source has room. True if it did. */
   #sendSums(source: Source): boolean {
-    const number = source.summed + 1;
+    const { due, before } = source;
+    if (due.next === due.end) return false;
+    const number = due.number[due.next % MOST_DUE]!;
+    const sequence = due.sequence[due.next % MOST_DUE]!;
     const { network } = this;
-    const { topology } = this.#scope.group;
-    for (const rank of topology.scaleUpRanks) if (!this.#cells.hasReached(rank, 'combined', number)) return false;
-    if (this.choices !== undefined && ((network.words.count(source.rank, networkCells.metadata) - number) | 0) < 0)
-      return false;
-    const result = this.#resultOf(number);
+    if (!this.#isActive(source.rank, sequence)) {
+      due.next += 1;
+      return true;
+    }
+    for (const rank of this.#routes.here) if (!this.#cells.hasReached(rank, 'combined', number)) return false;
+    const weighted = network.words.count(source.rank, networkCells.metadata) - before.metadata;
+    if (this.choices !== undefined && ((weighted - source.summed) | 0) <= 0) return false;
+    const result = sequence % LOW_LATENCY_RESULTS;
     // The sums of the last combine of this result may not be added up yet.
-    if (network.words.count(source.rank, networkCells.ended + result) !== source.sent[result]) return false;
+    const ended = network.words.count(source.rank, networkCells.ended + result) - before.ended[result]!;
+    if ((ended | 0) !== source.sent[result]) return false;
     const { config, size } = this.#scope;
     const { sums, places } = this.#tables;
     const count = source.counts[result]!;
@@ -561,20 +740,18 @@ export class HostForwarding {
     }
     const { offset, stride } = size.regions.returned;
     const place = offset + (source.way * LOW_LATENCY_RESULTS + result) * stride;
-    source.queue.put(from, 0, network.offsetAt(source.rank, 0, place), lowLatencySumsBytes(config, count));
-    source.queue.signal(0, network.cellAt(source.rank, networkCells.sums));
-    source.summed = number;
+    const queue = this.#queueTo(source);
+    queue.put(from, 0, network.offsetAt(source.rank, 0, place), lowLatencySumsBytes(config, count));
+    queue.signal(0, network.cellAt(source.rank, networkCells.sums));
+    due.next += 1;
+    source.summed = (source.summed + 1) | 0;
     source.sent[result]++;
     source.cells.publish('taken', number, result);
     return true;
   }
 
-  /** Tells which of the results that are alive the combine with that number is of. */
-  #resultOf(number: number): number {
-    const { rank } = this.#scope.group;
-    let result = 0;
-    while (((this.#cells.read(rank, 'combineCall', result) >>> 16) ^ number) & 0xffff) result++;
-    return result;
+  #queueTo({ rank, channel }: Source): OutQueue {
+    return this.network.link(rank).queues[channel]!;
   }
 
   #sumTable(sequence: number): Tensor<'i32'> {
@@ -619,9 +796,8 @@ export class HostForwarding {
     const { bases } = this.#tables;
     const { offset, stride } = this.#scope.size.regions[region];
     const view = bases.view();
-    const { addresses } = this.#window;
     for (let index = 0; index < view.length; index++)
-      view[index] = (addresses[index]! + offset + slot * stride + own) | 0;
+      view[index] = (this.#addresses[index]! + offset + slot * stride + own) | 0;
     return bases.address;
   }
 
@@ -630,8 +806,7 @@ export class HostForwarding {
   }
 }
 
-function isSummed({ summed }: Source, number: number): boolean {
-  return ((summed - number) | 0) >= 0;
-}
+/** Combines of which sums may be due at once: one for each result, and those that hooks have not ended. */
+const MOST_DUE = 2 * LOW_LATENCY_RESULTS;
 
 const NOTHING = { k: 1, indexBytes: 4, hasWeights: false, rowBytes: 0, words: 0 };

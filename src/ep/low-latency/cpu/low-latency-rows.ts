@@ -412,7 +412,7 @@ export class CallRows implements Disposable {
   add({ handle, topkWeights }: CheckedLowLatencyCombine, out: Tensor<'bf16'>, without: boolean): void {
     this.#countSums(this.#resultOf(handle.sequence), without);
     if (without) this.#leaveOut(handle.sequence, handle.numTokens);
-    if (this.#forwarding !== undefined) this.#addHosts(this.#forwarding, { handle, topkWeights, out });
+    if (this.#forwarding !== undefined) this.#addHosts(this.#forwarding, { handle, topkWeights, out, without });
     else if (topkWeights === undefined) this.#addRanks(handle.sequence, handle.numTokens, out);
     else this.#addWeighted(handle.sequence, topkWeights, out, without);
   }
@@ -495,13 +495,17 @@ export class CallRows implements Disposable {
       handle,
       topkWeights,
       out,
-    }: { handle: LowLatencyHandle; topkWeights: Tensor<'f32'> | undefined; out: Tensor<'bf16'> },
+      without,
+    }: { handle: LowLatencyHandle; topkWeights: Tensor<'f32'> | undefined; out: Tensor<'bf16'>; without: boolean },
   ): void {
     const { sequence, numTokens: tokens, topk: k } = handle;
+    const { sentRows, added } = this.#resultOf(sequence);
+    if (without) forwarding.listSums(sequence, sentRows, tokens);
     if (topkWeights !== undefined) {
       const { choices, indexBytes } = this.#resultOf(sequence);
       const [topk, weights] = [choices.address, topkWeights.address];
-      forwarding.addUpChoices({ sequence, tokens, out: out.address, topk, indexBytes, k, weights });
+      const there = without ? added.view() : undefined;
+      forwarding.addUpChoices({ sequence, tokens, out: out.address, topk, indexBytes, k, weights, added: there });
       return;
     }
     const { bases } = this.#tables;

@@ -42,6 +42,7 @@ export class ElasticCalls {
     this.#tables = tables;
     const { board } = parts;
     this.membership = new LowLatencyJoining({
+      group: scope.group,
       window: board.window,
       cells: board.cells,
       members: board.members,

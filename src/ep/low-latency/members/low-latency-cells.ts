@@ -70,6 +70,8 @@ interface CellsOf {
   readonly source: number;
   /** Ranks of the group. */
   readonly ranks: number;
+  /** Places on this host of the ranks that hear of the source; all by default. */
+  readonly hearers?: readonly number[] | undefined;
 }
 
 export class LowLatencyCells {
@@ -93,7 +95,8 @@ export class LowLatencyCells {
       (addresses[at]! - storage.address + regions[region].offset) / 4;
     this.#words = words;
     this.#me = of.source;
-    this.#theirs = Int32Array.from(addresses, (_, at) => wordOf(at, 'cells') + of.source * CELL_WORDS);
+    const hearers = of.hearers ?? [...addresses.keys()];
+    this.#theirs = Int32Array.from(hearers, (at) => wordOf(at, 'cells') + of.source * CELL_WORDS);
     this.#mine = Int32Array.from({ length: of.ranks }, (_, rank) => wordOf(index, 'cells') + rank * CELL_WORDS);
     const board = Int32Array.from(addresses, (_, at) => wordOf(at, 'bell'));
     this.bells = new RankBells({
@@ -104,7 +107,7 @@ export class LowLatencyCells {
     });
   }
 
-  /** A word of the call with that number, or of that result, for the rank with that index on this host; a publish() must follow. */
+  /** A word of the call with that number, or of that result, for that hearer, as a rule the rank with that index on this host; a publish() must follow. */
   write(index: number, word: CallWord, call: number, value: number): void {
     this.#words[this.#theirs[index]! + cellWord[word] + (call & CALL_MASK)] = value;
   }
@@ -115,7 +118,7 @@ export class LowLatencyCells {
   }
 
   /**
-   * Tells all ranks of this host, this one too, that the source has reached that call, and publishes all that was written for it
+   * Tells all hearers, as a rule the ranks of this host with this one, that the source has reached that call, and publishes all that was written for it
    * before. `result`: of 'taken'.
    */
   publish(word: Progress, call: number, result = 0): void {
@@ -154,8 +157,7 @@ export class LowLatencyCells {
    * This rank takes part again before long, after it was away: words of it that are so old that their numbers would seem to be
    * ahead of the others are brought up to what they may still say, that it has done nothing of late.
    */
-  catchUp(combinesPerDispatch: number): void {
-    const last = this.lastDispatch;
+  catchUp(combinesPerDispatch: number, last = this.lastDispatch): void {
     const bring = (word: Progress, perDispatch: number, result = 0): void => {
       const behind = (last * perDispatch - this.reached(this.#me, word, result)) | 0;
       // Combines may be of the dispatch that was last.
@@ -182,6 +184,16 @@ export const lowLatencyMapping = defineLayout(
   },
   64,
 );
+
+// What elastic ranks of different hosts tell each other.
+
+/** Words of what a rank tells; behind them three arrays by rank of the group: words of members, lives linked, lives wished for. */
+export const toldMember = { life: 0, dispatch: 1, dispatchHigh: 2, arrays: 4 } as const;
+
+/** Bytes of what a rank of a group of so many tells. */
+export function toldMembersBytes(ranks: number): number {
+  return (toldMember.arrays + 3 * ranks) * 4;
+}
 
 /** Regions of one rank's part. */
 export const memberBoardLayout = layOutRegions<'cells' | 'bell' | 'member' | 'mapping'>({

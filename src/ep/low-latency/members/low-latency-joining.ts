@@ -14,9 +14,11 @@ import type {
 import type { LowLatencyConfig } from '../low-latency-size.ts';
 import { COMBINES_PER_DISPATCH, type LowLatencyCells } from './low-latency-cells.ts';
 import type { LowLatencyMembers } from './low-latency-members.ts';
+import type { MemberExchange, RankFacts } from './member-exchange.ts';
 import type { SharedMemoryName } from '../../../windows/shared-memory.ts';
 import { SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/symmetric-window.ts';
 import { waitForWord } from '../../../windows/wait.ts';
+import { decodeJson, encodeJson } from '../../../world/store.ts';
 import { rankList } from '../../../world/membership.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 
@@ -34,9 +36,16 @@ interface JoiningEngine {
   /** This rank begins anew: its next dispatch has that number. */
   readonly beginAt: (dispatch: number) => void;
   readonly shortfall: (handle: LowLatencyHandle) => LowLatencyShortfall;
+  /** There where a group is on several hosts. */
+  readonly exchange?: MemberExchange | undefined;
+  /** This rank offers itself anew: resolves when the others can find it. */
+  readonly announce?: () => Promise<void>;
+  /** Does for other hosts what can be done now. */
+  readonly work?: () => void;
 }
 
 interface JoiningParts {
+  readonly group: Pick<RankGroup, 'rank' | 'ranks'>;
   readonly window: SymmetricWindow;
   readonly cells: LowLatencyCells;
   readonly members: LowLatencyMembers;
@@ -62,7 +71,9 @@ export class LowLatencyJoining implements LowLatencyMembership {
   }
 
   view(next: number): LowLatencyView {
-    const { members } = this.#parts;
+    const { members, engine } = this.#parts;
+    // A program may look for ranks of other hosts between its calls.
+    engine.work?.();
     const ranks = Array.from({ length: members.size }, (_, rank) => rank);
     return {
       epoch: members.epoch,
@@ -94,26 +105,31 @@ export class LowLatencyJoining implements LowLatencyMembership {
 
   commit(next: number): void {
     const { members } = this.#parts;
-    for (let rank = 0; rank < members.size; rank++) if (this.#isReady(rank)) members.activate(rank, next);
+    for (let rank = 0; rank < members.size; rank++) if (this.#isReady(rank)) this.#admit(rank, next);
   }
 
   async rejoin({ deadline, signal }: MembershipWait): Promise<number> {
     const { members, cells, window, engine } = this.#parts;
+    const { exchange, work } = engine;
     const peer = this.view(engine.dispatch()).active.indexOf(true);
     // This comes before anybody waits for this rank.
     await engine.prepare(peer === -1 ? undefined : peer);
+    await engine.announce?.();
     // A process that died asleep has left its mark.
     Atomics.store(cells.bells.own.waiters, 0, 0);
-    cells.catchUp(COMBINES_PER_DISPATCH);
+    cells.catchUp(COMBINES_PER_DISPATCH, this.#lastDispatch);
     members.offer();
     let founded: number | undefined;
     const check = (): void => {
+      exchange?.retry();
+      // What another host said of this rank's life before may be later than the offer.
+      if (members.activeFrom() === undefined && !members.isConnected(this.#me)) members.offer();
       // The others go on, and it may be long until one of them makes this rank active.
-      cells.catchUp(COMBINES_PER_DISPATCH);
+      cells.catchUp(COMBINES_PER_DISPATCH, this.#lastDispatch);
       const reason = window.barrier.failure.reason() ?? (signal?.aborted === true ? signal.reason : undefined);
       if (reason !== undefined) throw reason;
       // Where nobody is left to connect the ranks that wait, they must not wait for each other.
-      founded ??= members.found();
+      if (exchange?.hasLookedEverywhere !== false) founded ??= members.found(this.#lastDispatch);
       if (deadline.isOver && founded === undefined) throw this.#notAdmitted(deadline.timeoutMs);
     };
     const source = {
@@ -123,9 +139,9 @@ export class LowLatencyJoining implements LowLatencyMembership {
     let from: number | undefined;
     const ready = (): boolean => (from = members.activeFrom()) !== undefined;
     try {
-      await waitForWord(cells.bells.own, { ready, check, source, endsAt: deadline.endsAt });
+      await waitForWord(cells.bells.own, { ready, check, work, source, endsAt: deadline.endsAt });
     } catch (error) {
-      members.mask(window.index);
+      members.mask(this.#me);
       throw error;
     }
     const dispatch = founded ?? this.#full(from!);
@@ -135,6 +151,7 @@ export class LowLatencyJoining implements LowLatencyMembership {
 
   /** Hot path. To be called at the begin of each dispatch. */
   progress(): void {
+    this.#admitWished();
     if (this.#requests.size > 0) for (const request of this.#requests) this.#look(request);
   }
 
@@ -144,24 +161,58 @@ export class LowLatencyJoining implements LowLatencyMembership {
   }
 
   #look(request: Request): void {
-    const { members, engine, window } = this.#parts;
+    const { members, engine } = this.#parts;
     const { ranks, activate, wait } = request;
     const next = engine.dispatch() + 1;
-    const missing = ranks.filter((rank) => !this.#isReady(rank) && !members.isStaying(rank, next));
+    const { exchange, work } = engine;
+    // While no call is under way.
+    work?.();
+    exchange?.retry();
+    this.#admitWished();
+    const missing = ranks.filter((rank) => !this.#isReady(rank) && !members.isAdmitted(rank));
     const inactive = members.inactive(engine.dispatch());
     if (inactive !== undefined) this.#end(request).reject(inactive);
     else if (wait.signal?.aborted === true) this.#end(request).reject(wait.signal.reason);
     else if (missing.length === 0) {
-      if (activate) for (const rank of ranks) members.activate(rank, next);
-      this.#end(request).resolve();
+      // One that is admitted now is one more that the next one must have linked to.
+      if (activate) for (const rank of ranks) if (this.#isReady(rank)) this.#admit(rank, next);
+      if (!activate || ranks.every((rank) => members.isAdmitted(rank))) this.#end(request).resolve();
     } else if (wait.deadline.isOver) {
-      const worldRanks = missing.map((rank) => window.ranks[rank]!);
+      const worldRanks = missing.map((rank) => this.#parts.group.ranks[rank]!);
       const { timeoutMs } = wait.deadline;
       const message = `${rankList(worldRanks, 'Rank')} did not connect within ${timeoutMs} ms: its process must be started, and create its EpLowLatency or call connectRanks() with its own number`;
       this.#end(request).reject(
         new WeftlineError('WL_TIMEOUT', message, { details: { ranks: worldRanks, timeoutMs } }),
       );
     }
+  }
+
+  /** The rank is connected: it joins, or the host that decides hears that it is to. */
+  #admit(rank: number, next: number): void {
+    const { members, engine } = this.#parts;
+    if (members.mayDecide(next)) members.activate(rank, next);
+    else if (members.isConnected(rank)) engine.exchange?.wish(rank);
+  }
+
+  /** Hot path. What other hosts wish, if this one decides. */
+  #admitWished(): void {
+    const { members, engine } = this.#parts;
+    const { exchange } = engine;
+    if (exchange === undefined) return;
+    const next = engine.dispatch() + 1;
+    for (let rank = 0; rank < members.size; rank++) {
+      if (members.isConnected(rank) && exchange.isWished(rank) && members.mayDecide(next) && this.#isReady(rank))
+        members.activate(rank, next);
+    }
+  }
+
+  get #me(): number {
+    return this.#parts.group.rank;
+  }
+
+  get #lastDispatch(): number {
+    const { cells, engine } = this.#parts;
+    return Math.max(cells.lastDispatch, engine.exchange?.lastDispatch ?? 0);
   }
 
   #end(request: Request): Request {
@@ -172,26 +223,28 @@ export class LowLatencyJoining implements LowLatencyMembership {
 
   /** Connected, not dead since, and in reach. */
   #isReady(rank: number): boolean {
-    const { members, window, engine } = this.#parts;
+    const { members, engine } = this.#parts;
     if (!members.isConnected(rank)) return false;
-    if (window.isAlive(rank)) return engine.isMapped?.(rank) ?? true;
+    if (members.isAlive(rank)) return engine.isMapped?.(rank) ?? true;
+    // It may live, and be about to link to this rank.
+    if (engine.exchange !== undefined) return false;
     members.mask(rank);
     return false;
   }
 
   #notAdmitted(timeoutMs: number): WeftlineError {
-    const { window } = this.#parts;
-    const rank = window.index;
+    const { group } = this.#parts;
+    const { rank } = group;
     return new WeftlineError(
       'WL_TIMEOUT',
-      `Rank ${window.ranks[rank]} was not connected within ${timeoutMs} ms: an active rank must call connectRanks([${rank}])`,
-      { details: { rank: window.ranks[rank], timeoutMs } },
+      `Rank ${group.ranks[rank]} was not connected within ${timeoutMs} ms: an active rank must call connectRanks([${rank}])`,
+      { details: { rank: group.ranks[rank], timeoutMs } },
     );
   }
 
   /** Words of members keep 30 bits of a number. It is near the dispatches that ranks have begun. */
   #full(dispatch: number): number {
-    const near = this.#parts.cells.lastDispatch;
+    const near = this.#lastDispatch;
     return near + (((dispatch - near) << LOW_LATENCY_STATE_BITS) >> LOW_LATENCY_STATE_BITS);
   }
 }
@@ -199,8 +252,11 @@ export class LowLatencyJoining implements LowLatencyMembership {
 // The ranks of an elastic EpLowLatency tell, in the store, how a restarted process of one of them finds the window.
 
 interface Announcement {
-  readonly memory: SharedMemoryName;
+  /** Absent where a rank has its memory for itself alone. */
+  readonly memory?: SharedMemoryName | undefined;
   readonly config: Required<LowLatencyConfig>;
+  /** There where a group is on several hosts. */
+  readonly facts?: RankFacts | undefined;
 }
 
 /** Numbers of the elastic objects of this process over a group: a restarted process makes them in the same order. */
@@ -234,11 +290,53 @@ export class AnnouncementBoard {
     return answers.some(({ value }) => value !== undefined);
   }
 
-  async announce({ shared }: SymmetricWindow, config: Required<LowLatencyConfig>): Promise<void> {
-    await this.#group.store.setJson(this.#key(this.#group.rank), { memory: shared, config });
+  async announce({ shared }: SymmetricWindow, config: Required<LowLatencyConfig>, facts?: RankFacts): Promise<void> {
+    const announcement: Announcement = { memory: shared, config, facts };
+    await this.#group.store.setJson(this.#key(this.#group.rank), announcement);
   }
 
-  /** The memory as the other ranks have it. Fails with WL_CONFIG_MISMATCH if they made the object otherwise. */
+  /** Where a rank of another host is found. */
+  async factsOf(rank: number): Promise<RankFacts> {
+    const { facts } = await this.#group.store.getJson<Announcement>(this.#key(rank), { timeoutMs: FACTS_MS });
+    return facts as RankFacts;
+  }
+
+  /** The life of this rank's former process; 0 if there was none. */
+  async lastLife(): Promise<number> {
+    const nothing = new Uint8Array();
+    const { value } = await this.#group.store.compareAndSet(this.#key(this.#group.rank), nothing, nothing);
+    return value === undefined ? 0 : ((decodeJson(value) as Announcement).facts?.life ?? 0);
+  }
+
+  /**
+   * The memory of this rank's host where no process has what there was: what another rank of the host has made meanwhile, or what `make` makes.
+   * `attach` fails with WL_PEER_LOST where the memory is gone.
+   */
+  async shareMemory<T extends { readonly shared: SharedMemoryName | undefined } & Disposable>(ways: {
+    readonly attach: (memory: SharedMemoryName) => Promise<T>;
+    readonly make: () => T;
+  }): Promise<T> {
+    const { store, topology } = this.#group;
+    const key = `${this.#key(topology.scaleUpRanks[0]!)}/memory`;
+    const nothing = new Uint8Array();
+    let { value } = await store.compareAndSet(key, nothing, nothing);
+    for (;;) {
+      if (value !== undefined) {
+        try {
+          return await ways.attach(decodeJson(value) as SharedMemoryName);
+        } catch (error) {
+          if (asWeftlineError(error).code !== 'WL_PEER_LOST') throw error;
+        }
+      }
+      const made = ways.make();
+      const reply = await store.compareAndSet(key, value, encodeJson(made.shared));
+      if (reply.swapped) return made;
+      made[Symbol.dispose]();
+      ({ value } = reply);
+    }
+  }
+
+  /** The memory as the other ranks of this host have it. Fails with WL_CONFIG_MISMATCH if they made the object otherwise. */
   async peers(config: Required<LowLatencyConfig>, wait: CallWait): Promise<SharedMemoryName[]> {
     const { store, size, rank, ranks } = this.#group;
     const others = Array.from({ length: size }, (_, other) => other).filter((other) => other !== rank);
@@ -255,7 +353,10 @@ export class AnnouncementBoard {
         { details: { field, rank: other, here: config[field], there: there.config[field] } },
       );
     }
-    return found.map(({ memory }) => memory);
+    const { topology } = this.#group;
+    return found.flatMap(({ memory }, at) =>
+      memory !== undefined && topology.hostOf(others[at]!) === topology.hostIndex ? [memory] : [],
+    );
   }
 
   #key(rank: number): string {
@@ -299,3 +400,5 @@ export async function attachWindow(
 }
 
 const ATTACH_PAUSE_MS = 20;
+/** What is there comes at once. */
+const FACTS_MS = 5_000;

@@ -9,7 +9,9 @@ import {
 import { WeftlineError } from '../../../core/errors.ts';
 import { log } from '../../../core/log.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import type { WindowRegion } from '../../../windows/region-layout.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { Topology } from '../../../world/rank-group.ts';
 import { LOW_LATENCY_NOTICE } from '../low-latency-results.ts';
 import type { LowLatencyCells, MemberRegions } from './low-latency-cells.ts';
 
@@ -22,13 +24,32 @@ const REFRESH_MASK = (1 << 20) - 1;
 const OLD = 1 << 19;
 /** Age of a rank that was never seen active. */
 const NEVER = 1 << 30;
+/** In memory that a host has just made: nothing was heard of the rank. It is older than any other word. */
+const UNKNOWN = encode(states.absent, -1);
+/** Rank by state of two words of the same number, the later one higher: a rank is active, leaves, is gone, is connected again. */
+const RANK_OF_STATE = [0, 2, 3, 1] as const;
+
+/** What a host knows of ranks of others. */
+export interface FarMembers {
+  readonly topology: Topology;
+  /** The group's ranks by their numbers in the world. */
+  readonly ranks: readonly number[];
+  /** The region of their words, in the part of the host's first rank. */
+  readonly region: WindowRegion;
+  /** Whether that rank can be reached, as far as can be seen at once. */
+  isAlive(rank: number): boolean;
+}
 
 export class LowLatencyMembers {
   readonly #words: Int32Array;
   readonly #window: SymmetricWindow;
   readonly #cells: LowLatencyCells;
+  readonly #worldRanks: readonly number[];
   /** Place of each rank's word. */
   readonly #places: Int32Array;
+  /** The begin of the part of each rank of this host. */
+  readonly #parts: Int32Array;
+  readonly #far: FarMembers | undefined;
   readonly #epoch: number;
   readonly #founder: number;
   readonly #me: number;
@@ -39,22 +60,81 @@ export class LowLatencyMembers {
   constructor(
     device: CpuDevice,
     window: SymmetricWindow,
-    { regions, hasMarks = false }: MemberRegions,
+    { regions, hasMarks = false, far }: MemberRegions & { readonly far?: FarMembers | undefined },
     cells: LowLatencyCells,
   ) {
     this.#hasMarks = hasMarks;
     const { storage, addresses, index } = window;
-    const places = addresses.map((address) => (address - storage.address + regions.member.offset) / 4);
+    const parts = addresses.map((address) => (address - storage.address + regions.member.offset) / 4);
     this.#words = device.hostView('i32', storage.address, storage.bytes / 4);
     this.#window = window;
     this.#cells = cells;
-    this.#places = Int32Array.from(places);
-    this.#epoch = places[0]! + memberWord.epoch;
-    this.#founder = places[0]! + memberWord.founder;
+    this.#far = far;
+    this.#worldRanks = far?.ranks ?? window.ranks;
+    this.#parts = Int32Array.from(parts);
+    this.#places = this.#parts.map((part) => part + memberWord.word);
     this.#me = index;
-    this.#seen = new Int32Array(places.length).fill(-NEVER);
+    if (far !== undefined) {
+      const { hosts, hostIndex, scaleUpRanks } = far.topology;
+      const table = (addresses[0]! - storage.address + far.region.offset) / 4;
+      this.#places = Int32Array.from(hosts.flat(), (_, rank) =>
+        far.topology.hostOf(rank) === hostIndex
+          ? parts[far.topology.scaleUpIndexOf(rank)]! + memberWord.word
+          : table + rank,
+      );
+      this.#me = scaleUpRanks[index]!;
+    }
+    this.#epoch = parts[0]! + memberWord.epoch;
+    this.#founder = parts[0]! + memberWord.founder;
+    this.#seen = new Int32Array(this.#places.length).fill(-NEVER);
     // New files are zero; memory of one rank alone may have been used before.
-    if (places.length === 1) Atomics.store(this.#words, places[0]! + memberWord.word, 0);
+    if (this.#places.length === 1) Atomics.store(this.#words, this.#places[0]!, 0);
+  }
+
+  /** The memory of this host is new, and the group goes on elsewhere: nothing is known of any rank. */
+  forgetAll(): void {
+    for (const place of this.#places) Atomics.store(this.#words, place, UNKNOWN);
+  }
+
+  /** The word of a rank, for other hosts. */
+  wordOf(rank: number): number {
+    return this.#load(rank);
+  }
+
+  /** Another host says that word of a rank: the later one of both holds. Conflicting words thus end alike on all hosts. */
+  hear(rank: number, told: number): void {
+    for (;;) {
+      const own = this.#load(rank);
+      if (!isLater(told, own)) return;
+      if (!this.#swap(rank, own, told)) continue;
+      Atomics.add(this.#words, this.#epoch, 1);
+      this.#cells.bells.ringAll();
+      if ((told & STATE_MASK) === states.absent && isMarkable(own)) this.#tellMasked(rank);
+      return;
+    }
+  }
+
+  /** False when the rank has ended, or cannot be reached. */
+  isAlive(rank: number): boolean {
+    const far = this.#far;
+    if (far === undefined) return this.#window.isAlive(rank);
+    const { topology } = far;
+    if (topology.hostOf(rank) !== topology.hostIndex) return far.isAlive(rank);
+    return this.#window.isAlive(topology.scaleUpIndexOf(rank));
+  }
+
+  /** Active, from whichever dispatch on. */
+  isAdmitted(rank: number): boolean {
+    return (this.#load(rank) & STATE_MASK) === states.active;
+  }
+
+  /** Whether ranks of this host may decide who joins: of all hosts only that of the lowest rank that stays may. */
+  mayDecide(dispatch: number): boolean {
+    if (this.#far === undefined) return true;
+    const { topology } = this.#far;
+    for (let rank = 0; rank < this.size; rank++)
+      if (this.isStaying(rank, dispatch)) return topology.hostOf(rank) === topology.hostIndex;
+    return false;
   }
 
   get size(): number {
@@ -105,7 +185,9 @@ export class LowLatencyMembers {
       const state = word & STATE_MASK;
       // The sign tells what is still to come.
       if (((dispatch - (word >>> STATE_BITS)) << STATE_BITS) >> STATE_BITS < OLD) continue;
-      if (state === states.leaving) this.#change(rank, word, states.absent);
+      if (word === UNKNOWN) continue;
+      if (state === states.leaving) this.#change(rank, word, states.absent, dispatch - OLD / 2);
+      if (state === states.absent) this.#swap(rank, word, encode(states.absent, dispatch - OLD / 2));
       if (state === states.active && rank === this.#me) {
         this.#swap(rank, word, encode(states.active, dispatch - OLD / 2));
       }
@@ -120,7 +202,7 @@ export class LowLatencyMembers {
 
   inactive(dispatch: number): WeftlineError | undefined {
     if (this.isActive(this.#me, dispatch)) return undefined;
-    const rank = this.#window.ranks[this.#me];
+    const rank = this.#window.ranks[this.#window.index];
     return new WeftlineError(
       'WL_INACTIVE',
       `Rank ${rank} is not active in dispatch ${dispatch}: it was masked, because it was late or stopped, or disconnected. Connect it again: connectRanks([${this.#me}]) here, and with the same list on an active rank`,
@@ -133,7 +215,7 @@ export class LowLatencyMembers {
     for (;;) {
       const word = this.#load(rank);
       if ((word & STATE_MASK) === states.absent) return;
-      if (!this.#change(rank, word, states.absent)) continue;
+      if (!this.#change(rank, word, states.absent, word >>> STATE_BITS)) continue;
       this.#tellMasked(rank);
       return;
     }
@@ -142,31 +224,38 @@ export class LowLatencyMembers {
   /** Says that this rank, which is not active, has mapped the window. */
   offer(): void {
     this.mask(this.#me);
-    this.#change(this.#me, this.#load(this.#me), states.connected);
+    const word = this.#load(this.#me);
+    this.#change(this.#me, word, states.connected, word >>> STATE_BITS);
   }
 
   /**
    * This rank is connected, and of all that are active none lives: it becomes active by itself, from a dispatch on that is
    * later than any that was begun, and can connect the others. Returns the number of that dispatch, or undefined if an
-   * active rank is there, or if another rank is looking.
+   * active rank is there, or if another rank is looking. `last`: the last dispatch of any rank.
    */
-  found(): number | undefined {
+  found(last = this.#cells.lastDispatch): number | undefined {
     const mark = this.#me + 1;
     const holder = Atomics.load(this.#words, this.#founder);
     // A mark of this rank is that of its process before, which died here.
-    if (holder !== 0 && holder !== mark && this.#window.isAlive(holder - 1)) return undefined;
+    if (holder !== 0 && holder !== mark && this.isAlive(holder - 1)) return undefined;
     if (Atomics.compareExchange(this.#words, this.#founder, holder, mark) !== holder) return undefined;
     try {
+      const gone: number[] = [];
       for (let rank = 0; rank < this.size; rank++) {
         const state = this.#load(rank) & STATE_MASK;
-        if (state !== states.active && state !== states.leaving) continue;
+        // A lock holds for one host; of ranks on several the lowest one that waits begins.
+        const isFirst = this.#far !== undefined && rank < this.#me && state === states.connected;
         // One that has left stays "leaving" for long.
-        const takesPart = state === states.active || this.isActive(rank, this.#cells.dispatchOf(rank) + 1);
-        if (takesPart && this.#window.isAlive(rank)) return undefined;
-        this.mask(rank);
+        const takesPart =
+          state === states.active ||
+          (state === states.leaving && this.isActive(rank, this.#cells.dispatchOf(rank) + 1));
+        if ((isFirst || takesPart) && this.isAlive(rank)) return undefined;
+        if (isMarkable(this.#load(rank))) gone.push(rank);
       }
-      const first = this.#unmarked(this.#me, this.#cells.lastDispatch + LOW_LATENCY_NOTICE);
+      // ORDER: only now. A rank that this one cannot reach may work with one that it can.
+      for (const rank of gone) this.mask(rank);
       const word = this.#load(this.#me);
+      const first = this.#firstFrom(this.#me, word, last);
       if ((word & STATE_MASK) !== states.connected) return undefined;
       return this.#change(this.#me, word, states.active, first) ? first : undefined;
     } finally {
@@ -188,7 +277,7 @@ export class LowLatencyMembers {
   activate(rank: number, next: number): void {
     const word = this.#load(rank);
     if ((word & STATE_MASK) !== states.connected) return;
-    this.#change(rank, word, states.active, this.#unmarked(rank, next + LOW_LATENCY_NOTICE));
+    this.#change(rank, word, states.active, this.#firstFrom(rank, word, next));
   }
 
   /** An active rank leaves after the notice; now, if it is connected, or active only from a later dispatch than `next`. */
@@ -198,21 +287,28 @@ export class LowLatencyMembers {
     if (state !== states.active && state !== states.connected) return;
     // "Leaving" says nothing of where a rank begins: the others would wait for it at once.
     if (this.isStaying(rank, next)) this.#change(rank, word, states.leaving, next + LOW_LATENCY_NOTICE);
-    else this.#change(rank, word, states.absent);
+    else this.#change(rank, word, states.absent, word >>> STATE_BITS);
   }
 
   #load(rank: number): number {
-    const at = this.#places[rank]! + memberWord.word;
+    const at = this.#places[rank]!;
     const word = Atomics.load(this.#words, at);
     if (!this.#hasMarks || !isMarkable(word) || !this.#isMarked(rank, word)) return word;
     // A kernel has masked it; the word says so from now on.
-    if (this.#change(rank, word, states.absent)) this.#tellMasked(rank);
+    if (this.#change(rank, word, states.absent, word >>> STATE_BITS)) this.#tellMasked(rank);
     return Atomics.load(this.#words, at);
   }
 
   #isMarked(rank: number, word: number): boolean {
     const mark = memberWord.marks + rank;
-    return this.#places.some((place) => Atomics.load(this.#words, place + mark) === (word ^ 1));
+    return this.#parts.some((part) => Atomics.load(this.#words, part + mark) === (word ^ 1));
+  }
+
+  /** The dispatch from which a connected rank is active. Words of a rank never go back, or another host would not take this one. */
+  #firstFrom(rank: number, word: number, next: number): number {
+    const first = next + LOW_LATENCY_NOTICE;
+    const behind = (((word >>> STATE_BITS) + 1 - first) << STATE_BITS) >> STATE_BITS;
+    return this.#unmarked(rank, this.#far === undefined || word === UNKNOWN || behind <= 0 ? first : first + behind);
   }
 
   /**
@@ -226,11 +322,11 @@ export class LowLatencyMembers {
   }
 
   #tellMasked(rank: number): void {
-    log('world', 'warn', `rank ${this.#window.ranks[rank]} is masked`);
+    log('world', 'warn', `rank ${this.#worldRanks[rank]} is masked`);
   }
 
   #swap(rank: number, from: number, to: number): boolean {
-    return Atomics.compareExchange(this.#words, this.#places[rank]! + memberWord.word, from, to) === from;
+    return Atomics.compareExchange(this.#words, this.#places[rank]!, from, to) === from;
   }
 
   /** True if the word was as given; the others hear of it. */
@@ -248,6 +344,14 @@ function isActiveIn(word: number, dispatch: number): boolean {
   // The sign of the difference of 30 bits.
   const isFrom = (dispatch - (word >>> STATE_BITS)) << STATE_BITS >= 0;
   return state === states.active ? isFrom : state === states.leaving && !isFrom;
+}
+
+/** Whether one word of a rank is of a later time than another. */
+function isLater(word: number, than: number): boolean {
+  if (word === than || word === UNKNOWN) return false;
+  if (than === UNKNOWN) return true;
+  const by = ((word >>> STATE_BITS) - (than >>> STATE_BITS)) << STATE_BITS;
+  return by === 0 ? RANK_OF_STATE[word & STATE_MASK]! > RANK_OF_STATE[than & STATE_MASK]! : by > 0;
 }
 
 function isMarkable(word: number): boolean {

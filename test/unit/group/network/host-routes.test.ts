@@ -1,7 +1,7 @@
 // Tests which rank sends to which across hosts, for any numbers of ranks per host.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { type Hosts, hostRoutes, maxServed } from '#lib/group/network/host-routes.js';
+import { directRoutes, type Hosts, hostRoutes, maxServed, maxServedDirectly } from '#lib/group/network/host-routes.js';
 import fc from '../../../support/fast-check.ts';
 
 /** Hosts of 1 to 6 ranks, in order or dealt out in turn. */
@@ -102,6 +102,31 @@ test('between hosts of equal size a rank serves the ranks of its own place, and 
         );
       }
       assert.equal(maxServed(hosts), count - 1);
+    }),
+  );
+});
+
+test('without forwarders every rank sends to each rank elsewhere, which serves it in the slot that the way names', () => {
+  fc.assert(
+    fc.property(anyHosts, (hosts) => {
+      const all = hosts.flat().map((_, rank) => directRoutes(hosts, rank));
+      for (const [rank, { ways, served, here, takers }] of all.entries()) {
+        const own = hosts.find((ranks) => ranks.includes(rank))!;
+        const elsewhere = [...all.keys()].filter((other) => !own.includes(other));
+        const reached = ways.map(({ forwarder }) => forwarder).toSorted((a, b) => a - b);
+        assert.deepEqual(reached, elsewhere);
+        assert.deepEqual(
+          served.map((source) => source.rank),
+          elsewhere,
+        );
+        assert.deepEqual(here, [rank]);
+        for (const [at, { forwarder, slot }] of ways.entries()) {
+          assert.deepEqual([all[forwarder]!.served[slot]!.rank, all[forwarder]!.served[slot]!.way], [rank, at]);
+          assert.deepEqual(all[forwarder]!.takers.get(rank), { forwarder, slot });
+        }
+        assert.equal(takers.size, elsewhere.length);
+      }
+      assert.equal(maxServedDirectly(hosts), Math.max(...all.map(({ served }) => served.length)));
     }),
   );
 });
