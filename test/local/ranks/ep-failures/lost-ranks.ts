@@ -52,7 +52,12 @@ export const lostRanks: Scenarios = {
         [3, 0],
       ]),
     });
-    if (world.rank === 1) process.kill(process.pid, 'SIGKILL');
+    // Across hosts a dispatch returns before what it sent has arrived: until then the end of this rank would fail that of the other.
+    if (world.rank === 1) {
+      await world.store.get('dispatched', { timeoutMs: 120_000 });
+      process.kill(process.pid, 'SIGKILL');
+    }
+    await world.store.set('dispatched', new Uint8Array(1));
     return failureOf(async () => {
       const { combinedX } = await buffer.combine({ x: buffer.combineInput(handle), handle });
       // On a GPU the call itself has returned before its kernel waits; what it left must not pass for a result.
