@@ -2,7 +2,7 @@
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fromBf16, fromF16, toBf16, toF16 } from 'weftline';
-import { fromFp8e4m3, toFp8e4m3 } from '#lib/reference/low-latency.js';
+import { fromFp8e4m3, toFp8e4m3 } from '#lib/reference/fp8-rows.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { writeSafetensors } from '#lib/programs/moe/safetensors-file.js';
 import type { Matrix } from './matrices.ts';

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, fromBf16, toBf16 } from 'weftline';
-import { fromFp8e4m3, toFp8e4m3Saturating } from '#lib/reference/low-latency.js';
+import { fromFp8e4m3, toFp8e4m3Saturating } from '#lib/reference/fp8-rows.js';
 import { dequantizeRows, quantizeRows } from '#lib/device/cpu/fp8-rows.js';
 
 const f = Math.fround;

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { f32Bits, f32FromBits } from '#lib/core/dtype.js';
-import { fromFp8e4m3, toFp8e4m3, toFp8e4m3Saturating } from '#lib/reference/low-latency.js';
+import { fromFp8e4m3, toFp8e4m3, toFp8e4m3Saturating } from '#lib/reference/fp8-rows.js';
 
 test('fromFp8e4m3() gives the numbers of the format', () => {
   assert.equal(fromFp8e4m3(0x01), 2 ** -9);
