@@ -1,11 +1,11 @@
-// Quantises bf16 rows to fp8 e4m3fn with one f32 scale for each 128 columns of a row, and back.
-import { FP8_GROUP } from 'abi';
+// Quantises rows of bf16, and f32 sums, to fp8 e4m3fn with one f32 scale for each 128 columns of a row, and back.
+import { FP8_GROUP, FP8_SUM_ALIGNMENT } from 'abi';
 import { evenLanes, interleaveToBf16, oddLanes } from './bf16';
 
 const GROUP: usize = FP8_GROUP;
 const FP8_MAX: f32 = 448;
 const SMALLEST_AMAX: f32 = 1e-4;
-/** The largest finite bf16: what an infinity counts as. */
+/** The largest finite bf16: what an infinity counts as, and every larger f32. */
 const BF16_MAX_BITS: i16 = 0x7f7f;
 
 /**
@@ -77,6 +77,54 @@ export function dequantizeFp8Row(x: usize, data: usize, scales: usize, columns: 
     }
     scales += 4;
   }
+}
+
+/** Bytes from one sum to the next: codes, then scales, up to a multiple of FP8_SUM_ALIGNMENT. */
+export function sumBytesOf(columns: i32): usize {
+  const bytes = <usize>columns + ((<usize>columns + GROUP - 1) / GROUP << 2);
+  return (bytes + FP8_SUM_ALIGNMENT - 1) & ~(FP8_SUM_ALIGNMENT - 1);
+}
+
+/** An f32 row as quantizeFp8 would make it of bf16, the codes at `out` and the scales behind them. */
+export function quantizeSum(out: usize, x: usize, columns: i32): void {
+  const end = out + <usize>columns;
+  for (let scales = end; out < end; scales += 4) {
+    const groupEnd = min(out + GROUP, end);
+    const amax = max(numbersAmax(x, groupEnd - out), SMALLEST_AMAX);
+    store<f32>(scales, amax / FP8_MAX);
+    const factor = f32x4.splat(FP8_MAX / amax);
+    for (; out < groupEnd; out += 8, x += 32) {
+      const low = toE4m3(f32x4.mul(v128.load(x), factor));
+      const high = toE4m3(f32x4.mul(v128.load(x, 16), factor));
+      const words = i16x8.narrow_i32x4_u(low, high);
+      v128.store64_lane(out, i8x16.narrow_i16x8_u(words, words), 0);
+    }
+  }
+}
+
+/** The reverse, f32 = code * scale. */
+export function dequantizeSum(x: usize, sum: usize, columns: i32): void {
+  const end = sum + <usize>columns;
+  for (let scales = end; sum < end; scales += 4) {
+    const groupEnd = min(sum + GROUP, end);
+    const scale = v128.load32_splat(scales);
+    for (; sum < groupEnd; sum += 8, x += 32) {
+      const codes = v128.load8x8_u(sum);
+      v128.store(x, f32x4.mul(fromE4m3(i32x4.extend_low_i16x8_u(codes)), scale));
+      v128.store(x, f32x4.mul(fromE4m3(i32x4.extend_high_i16x8_u(codes)), scale), 16);
+    }
+  }
+}
+
+/** Largest magnitude of `columns` f32, NaN left out. */
+@inline
+function numbersAmax(x: usize, columns: usize): f32 {
+  let most = f32x4.splat(0);
+  // A NaN is never the larger one.
+  for (const end = x + (columns << 2); x < end; x += 16) most = f32x4.pmax(most, f32x4.abs(v128.load(x)));
+  most = f32x4.pmax(most, v128.shuffle<i32>(most, most, 2, 3, 0, 1));
+  const amax = max(f32x4.extract_lane(most, 0), f32x4.extract_lane(most, 1));
+  return min(amax, reinterpret<f32>((<i32>BF16_MAX_BITS) << 16));
 }
 
 /** Largest magnitude of `columns` bf16, NaN left out. As integers, magnitudes order like the numbers they stand for. */

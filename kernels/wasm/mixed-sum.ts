@@ -2,8 +2,9 @@
 // its own host's rows. All sums are in f32, in the order of the columns, and start from the first row.
 //
 // f32 rows hold their elements in order, rows of bf16 and f16 become even and odd ones (see bf16.ts).
-import { ELEMENT_FORMAT_F16, ELEMENT_FORMAT_F32 } from 'abi';
+import { ELEMENT_FORMAT_F16, ELEMENT_FORMAT_F32, FP8_SUM_FORMAT } from 'abi';
 import { evenLanes, interleaveNumbers, interleaveToBf16, oddLanes, plainNan } from './bf16';
+import { dequantizeSum, sumBytesOf } from './fp8';
 import { evenHalves, interleaveToF16, oddHalves } from './f16';
 import { listRows, rankSeen, sumRows } from './sum';
 
@@ -40,7 +41,8 @@ export function gatherSumF32(
 
 /**
  * gatherSum with columns of two formats: `columnFormats` i32 [columns] holds for each column that of its rows, `format`
- * or f32. `rowBytes` is that of out and of rows in `format`; f32 rows beside bf16 or f16 take twice as many. The result is
+ * or f32. Beside bf16 there may be fp8 sums as well, which become f32 in `wide`, a row for each of their columns.
+ * `rowBytes` is that of out and of rows in `format`; f32 rows beside bf16 or f16 take twice as many. The result is
  * rounded once, also that of an f32 row alone. Columns of other hosts' sums take part in onePerRank under a number of their own,
  * which is not that of a rank. `scratch` holds 2 * (columns + 2) words.
  */
@@ -58,6 +60,7 @@ export function gatherSumMixed(
   scratch: usize,
   format: i32,
   columnFormats: usize,
+  wide: usize,
 ): void {
   /** Distance from the address of a row to the word that says whether it is wide. */
   const toWide = <usize>(columns + 2) << 2;
@@ -65,6 +68,7 @@ export function gatherSumMixed(
     const at = <usize>t * rowBytes;
     let end = scratch;
     let wideRows = 0;
+    let nextWide = wide;
     if (bias0 != 0) {
       store<u32>(end, <u32>(bias0 + at));
       store<u32>(end + toWide, 0);
@@ -82,11 +86,19 @@ export function gatherSumMixed(
       if (place < 0) continue;
       const rank = rankTable == 0 ? c : load<i32>(rankTable + (cell << 2));
       if (onePerRank != 0 && rankSeen(rankTable, firstCell, cell, rank)) continue;
-      const wide = i32(load<i32>(columnFormats + (<usize>c << 2)) != format);
+      const columnFormat = load<i32>(columnFormats + (<usize>c << 2));
+      const isWide = i32(columnFormat != format);
       const base = <usize>load<u32>(bases + (<usize>rank << 2));
-      store<u32>(end, <u32>(base + ((<usize>place * rowBytes) << <usize>wide)));
-      store<u32>(end + toWide, <u32>wide);
-      wideRows += wide;
+      let row = base + ((<usize>place * rowBytes) << <usize>isWide);
+      if (columnFormat == FP8_SUM_FORMAT) {
+        const width = <i32>(rowBytes >> 1);
+        row = nextWide;
+        dequantizeSum(row, base + <usize>place * sumBytesOf(width), width);
+        nextWide += rowBytes << 1;
+      }
+      store<u32>(end, <u32>row);
+      store<u32>(end + toWide, <u32>isWide);
+      wideRows += isWide;
       end += 4;
     }
     const count = <i32>((end - scratch) >> 2);

@@ -63,7 +63,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   layerRecord: { ...layer.layerRecordWords, call: exchange.EXCHANGE_CALL_WORD },
   layer: { sections: layer.LAYER_SECTIONS },
   elementFormat: elements.elementFormats,
-  fp8: { group: elements.FP8_GROUP },
+  fp8: { group: elements.FP8_GROUP, sumAlignment: elements.FP8_SUM_ALIGNMENT },
   ep: {
     maxRanks: ep.EP_MAX_RANKS,
     maxGroupRanks: ep.EP_MAX_GROUP_RANKS,

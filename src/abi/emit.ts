@@ -2,7 +2,14 @@
 import { writeFileSync } from 'node:fs';
 import { cudaHeader } from './cuda-header.ts';
 import { fragmentCheck, packetKey, sortedFragment } from './cpu-kernels.ts';
-import { elementFormats, FP8_GROUP, reductionFormats, reductions } from './element-formats.ts';
+import {
+  elementFormats,
+  FP8_GROUP,
+  FP8_SUM_ALIGNMENT,
+  FP8_SUM_FORMAT,
+  reductionFormats,
+  reductions,
+} from './element-formats.ts';
 import { EXCHANGE_HEADER_WORDS, exchangeFields, exchangeOwnFields } from './exchange-record.ts';
 import { descriptorBlockHeader, fragmentDescriptor } from './unpack.ts';
 import { lowLatencyScales } from './low-latency.ts';
@@ -14,7 +21,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   elementFormat: elementFormats,
   reductionFormat: reductionFormats,
   reduction: reductions,
-  fp8: { group: FP8_GROUP },
+  fp8: { group: FP8_GROUP, sumAlignment: FP8_SUM_ALIGNMENT, sumFormat: FP8_SUM_FORMAT },
   exchangeRecord: {
     agreed: exchangeFields.length,
     rowBound: exchangeFields.length + exchangeOwnFields.indexOf('rowBound'),

@@ -59,6 +59,12 @@ export function referenceQuantizeRow(row: readonly number[], scales: LowLatencyS
   return { data: groups.flatMap(({ data }) => data), scales: scales === 'ue8m0' ? packExponents(words) : words };
 }
 
+/** What is left of f32 numbers that cross the network as fp8, quantised in the same way with f32 scales. */
+export function referenceLossyRow(row: readonly number[]): number[] {
+  const groups = quantizeGroups(row, false);
+  return groups.flatMap(({ data, scale }) => data.map((code) => Math.fround(fromFp8e4m3(code) * scale)));
+}
+
 function quantizeGroups(values: readonly number[], isRounded: boolean): { data: number[]; scale: number }[] {
   return Array.from({ length: Math.ceil(values.length / FP8_GROUP) }, (_, group) =>
     quantizeGroup(values.slice(group * FP8_GROUP, (group + 1) * FP8_GROUP), isRounded),

@@ -1,14 +1,16 @@
 // The specification of the sums of combine: which rows are added in which order, and where the result is rounded.
 //
 // Rows of several hosts: what a host has of a token is summed there and crosses the network as one row, which is rounded
-// to the rows' dtype or stays f32. The token's own host sends nothing, so its rows count one by one. Hence
+// to the rows' dtype, stays f32 or, of EpLowLatency alone, becomes fp8 with scales. The token's own host sends nothing, so its rows
+// count one by one. Hence
 //
 //   round(first rows + a row of the own host + another row of it + … + round(row + row + …) of another host + …)
 //
 // added from left to right in f32, hosts in the order of their lowest ranks. A sum of one row alone is that row, bit for
 // bit where it is not widened. On one host nothing is rounded but the end.
-import type { CombinePrecision } from '../ep/across-hosts/network-size.ts';
+import type { LowLatencyCombinePrecision } from '../ep/across-hosts/network-size.ts';
 import { f32Bits, f32FromBits, fromBf16, fromF16, toBf16, toF16 } from '../core/dtype.ts';
+import { referenceLossyRow } from './fp8-rows.ts';
 
 /** A bit pattern as a number, and a number rounded to a bit pattern; every NaN gets the same one. */
 const codecs = {
@@ -24,8 +26,11 @@ type ReferenceDType = keyof typeof codecs;
 export interface ReferenceHosts {
   /** The ranks of each host, as Topology.hosts has them; all on one host by default. */
   readonly hosts?: readonly (readonly number[])[] | undefined;
-  /** What a host's sum travels as: rounded to the dtype of the rows ('bf16', default) or as f32. */
-  readonly combinePrecision?: CombinePrecision | undefined;
+  /**
+   * What a host's sum travels as: rounded to the dtype of the rows ('bf16', default), as f32 or, of EpLowLatency alone, as fp8 of
+   * its f32 numbers ('fp8-lossy').
+   */
+  readonly combinePrecision?: LowLatencyCombinePrecision | undefined;
 }
 
 /** A row that some rank adds to a token. */
@@ -55,11 +60,12 @@ interface Addend {
  */
 export function sumAcrossHosts(first: readonly (readonly number[])[], rows: readonly RankedRow[], of: SumOf): number[] {
   const { hidden, dtype = 'bf16', combinePrecision = 'bf16' } = of;
-  const wire = combinePrecision === 'f32' ? 'f32' : dtype;
+  const wire = combinePrecision === 'bf16' ? dtype : 'f32';
   const ofHosts = rowsByHost(rows, of).flatMap(({ isOwn, rows: here }): Addend[] => {
     const addends = here.map(({ bits }) => ({ dtype, bits }));
     if (isOwn || here.length === 0) return addends;
-    return [{ dtype: wire, bits: sumAddends(addends, hidden, wire) }];
+    const sum: Addend = { dtype: wire, bits: sumAddends(addends, hidden, wire) };
+    return [combinePrecision === 'fp8-lossy' ? lossySum(sum.bits.map(f32FromBits)) : sum];
   });
   return sumAddends([...first.map((bits) => ({ dtype, bits })), ...ofHosts], hidden, dtype);
 }
@@ -70,10 +76,16 @@ export function addHostSums(
   { hidden, combinePrecision = 'bf16' }: Pick<SumOf, 'hidden' | 'combinePrecision'>,
 ): number[] {
   const addends = sums.map(({ isOwn, values }): Addend => {
-    const dtype = isOwn ? 'f32' : combinePrecision;
+    if (!isOwn && combinePrecision === 'fp8-lossy') return lossySum(values);
+    const dtype = isOwn || combinePrecision !== 'bf16' ? 'f32' : 'bf16';
     return { dtype, bits: values.map(codecs[dtype].write) };
   });
   return sumAddends(addends, hidden, 'bf16');
+}
+
+/** What the token's rank reads of a sum of f32 numbers that has crossed as fp8. */
+function lossySum(values: readonly number[]): Addend {
+  return { dtype: 'f32', bits: referenceLossyRow(values).map(codecs.f32.write) };
 }
 
 /**

@@ -5,7 +5,7 @@
 // alone as it is. 'rank-major': the same sum of the ranks' rows. Products and sums are rounded to f32 one by one (no fused
 // operations), from left to right; round() is to bf16. A dropped row counts as absent, and no row at all as zeros. With
 // 'choices' across hosts, w0 * y0 + … of each host that the token was sent to, rounded on its way from another one unless
-// combinePrecision is 'f32'; then round(host + host + …), hosts in order.
+// combinePrecision is 'f32', or as fp8 of it; then round(host + host + …), hosts in order.
 import { fromBf16, toBf16 } from '../core/dtype.ts';
 import type { LowLatencyScales } from '../ep/low-latency/low-latency-arguments.ts';
 import { referenceQuantizeRow } from './fp8-rows.ts';

@@ -84,8 +84,8 @@ export interface CpuKernels {
   sumWeightedRowsF32: Kernel<'out rowBytes tokens k rowTable rankTable weights bases scratch'>;
   // kernels/wasm/mixed-sum.ts
   gatherSumF32: Kernel<'out rowBytes tokens columns rowTable rankTable bases onePerRank scratch format'>;
-  /** `columnFormats`: i32 [columns], for each column `format` or that of f32. */
-  gatherSumMixed: Kernel<'out rowBytes tokens columns rowTable rankTable bases onePerRank bias0 bias1 scratch format columnFormats'>;
+  /** `columnFormats`: i32 [columns], for each column `format`, that of f32 or FP8_SUM_FORMAT, sums of which become f32 at `wide`. */
+  gatherSumMixed: Kernel<'out rowBytes tokens columns rowTable rankTable bases onePerRank bias0 bias1 scratch format columnFormats wide'>;
   // kernels/wasm/reduce.ts
   /** `sources`: u32 [count], addresses; `format`: one of reductionFormats; `reduction`: one of reductions. */
   reduceRuns: Kernel<'out sources count bytes format reduction'>;
@@ -115,6 +115,8 @@ export interface CpuKernels {
   quantizeFp8: Kernel<'data scales x rows columns roundScale'>;
   /** The reverse: x = bf16(data * scale). */
   dequantizeFp8: Kernel<'x data scales rows columns'>;
+  /** An f32 row to a sum as FP8_SUM_FORMAT has it. */
+  quantizeSum: Kernel<'out x columns'>;
   /** y[rows[i]] += weights[i] * x[i] in f32; columns a multiple of 8. */
   accumulateRows: Kernel<'y rows weights x count columns'>;
   /** out[i] = bf16(weights[i] * x[i]) for f32 x; weights 0 for none; columns a multiple of 8. */

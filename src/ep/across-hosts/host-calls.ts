@@ -1,5 +1,5 @@
 // The two calls of a rank that has peers on other hosts, as they go over the network; what the rows are is the caller's.
-import { elementFormats } from '../../abi/element-formats.ts';
+import { elementFormats, FP8_SUM_FORMAT } from '../../abi/element-formats.ts';
 import { networkCells } from '../../abi/network.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
@@ -8,7 +8,7 @@ import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { TensorSet } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { type HostExchange, NETWORK_WINDOW, ROW_WINDOW } from './host-exchange.ts';
-import { type CombinePrecision, type SlotArray, sumDType, bytesOfSum } from './network-size.ts';
+import { bytesOfSum, type LowLatencyCombinePrecision, type SlotArray, sumFormat } from './network-size.ts';
 import type { HostTokens, RoutedTokens } from './routed-tokens.ts';
 import type { CountExchange } from '../../group/exchange.ts';
 import { ChunkArrivals } from '../../group/network/peer-words.ts';
@@ -23,7 +23,7 @@ interface RowSumsShape {
   readonly ownColumns: number;
   readonly hidden: number;
   readonly dtype: keyof typeof elementFormats;
-  readonly precision: CombinePrecision;
+  readonly precision: LowLatencyCombinePrecision;
 }
 
 /** Tokens [first, first + count) of a list; `bases` holds addresses by rank of this host, or by column of a sum. */
@@ -42,10 +42,14 @@ export class RowSums {
   readonly #device: CpuDevice;
   readonly #rowBytes: number;
   readonly #format: number;
+  /** What a sum is on the network. */
+  readonly #sumFormat: number;
   /** Addresses of the rows of one sum, and whether they are f32. */
   readonly #scratch: Tensor<'i32'>;
   /** Format of the rows in each column of a sum. */
   readonly #columnFormats: Tensor<'i32'>;
+  /** Sums as f32, one for each other host, before they become fp8 and after; none where they do not. */
+  readonly #wide: Tensor<'f32'>;
 
   /** The tables belong to the set. Fails with WL_MEMORY. */
   constructor(device: CpuDevice, tensors: TensorSet, shape: RowSumsShape) {
@@ -55,12 +59,14 @@ export class RowSums {
     this.#device = device;
     this.#rowBytes = hidden * dtypes[dtype].bytes;
     this.#format = elementFormats[dtype];
+    this.#sumFormat = sumFormat(dtype, precision);
     this.#scratch = tensors.empty('i32', [2 * (ownColumns + others + 2)]);
     this.#columnFormats = tensors.empty('i32', [ownColumns + others]);
     this.#columnFormats
       .view()
-      .fill(elementFormats[sumDType(dtype, precision)])
+      .fill(this.#sumFormat)
       .fill(this.#format, routes.host, routes.host + ownColumns);
+    this.#wide = tensors.empty('f32', [this.#sumFormat === FP8_SUM_FORMAT ? others : 0, hidden]);
   }
 
   /** Sums what this host has of tokens of another one, as it travels. `out`: of the first. */
@@ -73,8 +79,21 @@ export class RowSums {
     const [rows, from] = [places.address + cell, ranks ? ranks.address + cell : 0];
     const one = onePerRank ? 1 : 0;
     const [rowBytes, scratch, format] = [this.#rowBytes, this.#scratch.address, this.#format];
-    if (this.#isWide) kernels.gatherSumF32(out, rowBytes, count, columns, rows, from, bases, one, scratch, format);
-    else kernels.gatherSum(out, rowBytes, count, columns, rows, from, bases, one, 0, 0, scratch, format);
+    if (this.#sumFormat === format) {
+      kernels.gatherSum(out, rowBytes, count, columns, rows, from, bases, one, 0, 0, scratch, format);
+      return;
+    }
+    if (this.#sumFormat !== FP8_SUM_FORMAT) {
+      kernels.gatherSumF32(out, rowBytes, count, columns, rows, from, bases, one, scratch, format);
+      return;
+    }
+    const { address: wide, shape } = this.#wide;
+    for (let token = 0; token < count; token++) {
+      const skipped = token * columns * 4;
+      const ranksAt = from === 0 ? 0 : from + skipped;
+      kernels.gatherSumF32(wide, rowBytes, 1, columns, rows + skipped, ranksAt, bases, one, scratch, format);
+      kernels.quantizeSum(out + token * this.sumBytes, wide, shape[1]!);
+    }
   }
 
   /** Adds up this rank's tokens. `out` and the biases, 0 for none: addresses of token 0. */
@@ -89,19 +108,15 @@ export class RowSums {
     const [rows, from] = [sumTable.address + cell, sumRanks ? sumRanks.address + cell : 0];
     const one = onePerRank ? 1 : 0;
     const [b0, b1] = [bias0 === 0 ? 0 : bias0 + at, bias1 === 0 ? 0 : bias1 + at];
-    if (!this.#isWide) {
+    if (this.#sumFormat === format) {
       kernels.gatherSum(out, rowBytes, count, columns, rows, from, bases, one, b0, b1, scratch, format);
       return;
     }
     const formats = this.#columnFormats.address;
     // oxfmt-ignore
     kernels.gatherSumMixed(
-      out, rowBytes, count, columns, rows, from, bases, one, b0, b1, scratch, format, formats,
+      out, rowBytes, count, columns, rows, from, bases, one, b0, b1, scratch, format, formats, this.#wide.address,
     );
-  }
-
-  get #isWide(): boolean {
-    return this.sumBytes !== this.#rowBytes;
   }
 }
 

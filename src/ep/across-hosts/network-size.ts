@@ -1,6 +1,6 @@
 // What the network side of a CPU rank takes: regions of memory of its own, whose sizes follow from the configuration and
 // the ranks of each host alone. No routing needs more: a token crosses to a host once.
-import type { elementFormats } from '../../abi/element-formats.ts';
+import { elementFormats, FP8_SUM_FORMAT, fp8SumBytes } from '../../abi/element-formats.ts';
 import { exchangeRecordBytes, REGION_ALIGNMENT } from '../../abi/exchange-record.ts';
 import { networkCellsBytes, networkChunkRows } from '../../abi/network.ts';
 import { formatBytes } from '../../core/byte-size.ts';
@@ -27,14 +27,27 @@ export type CombinePrecision = 'bf16' | 'f32';
 
 export const combinePrecisions: readonly CombinePrecision[] = ['bf16', 'f32'];
 
-/** Dtype of a sum on the network. */
-export function sumDType(rows: RowDType, precision: CombinePrecision): RowDType {
+/**
+ * The same of EpLowLatency, which has one more: 'fp8-lossy' sends each sum as e4m3 with an f32 scale for each 128 columns, a little
+ * more than half the bytes of bf16. That loses much more than a rounding to bf16 does, so nothing chooses it by itself.
+ */
+export type LowLatencyCombinePrecision = CombinePrecision | 'fp8-lossy';
+
+export const lowLatencyCombinePrecisions: readonly LowLatencyCombinePrecision[] = [...combinePrecisions, 'fp8-lossy'];
+
+/** Dtype of a sum on the network that is not quantised. */
+function sumDType(rows: RowDType, precision: CombinePrecision): RowDType {
   return precision === 'f32' ? 'f32' : rows;
 }
 
+/** How CPU kernels are told what a sum is on the network. */
+export function sumFormat(rows: RowDType, precision: LowLatencyCombinePrecision): number {
+  return precision === 'fp8-lossy' ? FP8_SUM_FORMAT : elementFormats[sumDType(rows, precision)];
+}
+
 /** Bytes of a sum on the network. */
-export function bytesOfSum(hidden: number, rows: RowDType, precision: CombinePrecision): number {
-  return hidden * dtypes[sumDType(rows, precision)].bytes;
+export function bytesOfSum(hidden: number, rows: RowDType, precision: LowLatencyCombinePrecision): number {
+  return precision === 'fp8-lossy' ? fp8SumBytes(hidden) : hidden * dtypes[sumDType(rows, precision)].bytes;
 }
 
 /** What a token takes, in bytes or numbers. */

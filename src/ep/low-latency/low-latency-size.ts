@@ -21,8 +21,8 @@ import { windowFootprint } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import {
   bytesOfSum,
-  type CombinePrecision,
-  combinePrecisions,
+  type LowLatencyCombinePrecision,
+  lowLatencyCombinePrecisions,
   numberHosts,
   type PinnedNetworkSize,
 } from '../across-hosts/network-size.ts';
@@ -68,10 +68,12 @@ export interface LowLatencyConfig {
    */
   readonly elastic?: boolean;
   /**
-   * What a host's sum of a token's rows travels to another host as: rounded to bf16 (default), or as 'f32', twice the bytes.
-   * On one host it makes no difference.
+   * What a host's sum of a token's rows travels to another host as: rounded to bf16 (default); as 'f32', twice the bytes; or, a
+   * little more than half of them, as 'fp8-lossy', the f32 sum as e4m3 with an f32 scale for each 128 columns: each number is then
+   * off by up to a 16th of itself, or 2^-18 of the largest of the 128. What stays on a host is never rounded so, and on one host the
+   * choice makes no difference.
    */
-  readonly combinePrecision?: CombinePrecision;
+  readonly combinePrecision?: LowLatencyCombinePrecision;
   /**
    * On GPUs: multiprocessors that a call takes, a block on each. 0 (default): all but 16, which other kernels may hold
    * meanwhile, or half of them where that is more.
@@ -433,7 +435,7 @@ const configRules: OptionRules<LowLatencyConfig> = {
   overflow: optional(oneOf('drop', 'fail')),
   combineTravels: optional(oneOf('rank-sums', 'choices')),
   elastic: optional(flag),
-  combinePrecision: optional(oneOf(...combinePrecisions)),
+  combinePrecision: optional(oneOf(...lowLatencyCombinePrecisions)),
   numSms: optional(wholeFrom(0)),
 };
 

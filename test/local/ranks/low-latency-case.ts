@@ -39,7 +39,7 @@ export interface LowLatencyCase {
   /** True if the later call's hook comes first. */
   readonly laterFirst: boolean;
   readonly elastic: boolean;
-  readonly combinePrecision: 'bf16' | 'f32';
+  readonly combinePrecision: 'bf16' | 'f32' | 'fp8-lossy';
 }
 
 const MAX_TOPK = 12;
@@ -73,7 +73,7 @@ export function lowLatencyCase(
     hooked: fc.array(fc.tuple(round, round), { minLength: 1, maxLength: 2 }),
     laterFirst: fc.boolean(),
     elastic: hosts === 1 ? fc.boolean() : fc.constant(false),
-    combinePrecision: fc.constantFrom('bf16' as const, 'f32' as const),
+    combinePrecision: fc.constantFrom('bf16' as const, 'f32' as const, 'fp8-lossy' as const),
   });
 }
 

@@ -47,6 +47,7 @@ async function run(variant: Partial<LowLatencyConfig>, dtype: 'bf16' | 'fp8'): P
   const rowBytes = dtype === 'bf16' ? HIDDEN * 2 : HIDDEN + (HIDDEN / 128) * 4;
   // In 'rank-major' scales stand column by column, each of as many rows as there may be.
   const spare = variant.layout === 'rank-major' ? (config.maxTokensPerRank - tokens) * (HIDDEN / 128) * 4 : 0;
+  const sumBytes = { bf16: HIDDEN * 2, f32: HIDDEN * 4, 'fp8-lossy': HIDDEN + HIDDEN / 32 }[ll.config.combinePrecision];
   const least = HEADER_BYTES + tokens * (rowBytes + 4 + size * (isByChoice ? 4 : 8));
   look();
   for (let call = 0; call < 4; call++) {
@@ -63,7 +64,7 @@ async function run(variant: Partial<LowLatencyConfig>, dtype: 'bf16' | 'fp8'): P
     const combined = look();
     const weighted = isByChoice && tokens > 0 ? ways.length : 0;
     assert.equal(combined.messages, served.length + weighted, 'one message of sums to each rank that is served');
-    const sums = served.reduce((sum, { rank }) => sum + HEADER_BYTES + tokensOf(rank) * HIDDEN * 2, 0);
+    const sums = served.reduce((sum, { rank }) => sum + HEADER_BYTES + tokensOf(rank) * sumBytes, 0);
     assert.equal(combined.bytes, sums + weighted * tokens * size * 4, 'a row for each token');
   }
 }
@@ -72,4 +73,9 @@ for (const dtype of ['bf16', 'fp8'] as const) {
   await run({}, dtype);
   await run({ combineTravels: 'choices' }, dtype);
   await run({ layout: 'rank-major' }, dtype);
+}
+for (const combinePrecision of ['f32', 'fp8-lossy'] as const) {
+  await run({ combinePrecision }, 'bf16');
+  await run({ combinePrecision, combineTravels: 'choices' }, 'fp8');
+  await run({ combinePrecision, layout: 'rank-major' }, 'fp8');
 }

@@ -1,8 +1,9 @@
-// The kernels that carry f32 sums between hosts, against the reference of combine: every kind of number among the rows.
+// The kernels that carry f32 and fp8 sums between hosts, against the reference of combine: every kind of number among the rows.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, fromBf16, fromF16, type Tensor } from 'weftline';
-import { elementFormats } from '#lib/abi/element-formats.js';
+import { elementFormats, FP8_SUM_FORMAT, fp8SumBytes } from '#lib/abi/element-formats.js';
+import { referenceLossyRow } from '#lib/reference/fp8-rows.js';
 import { type RankedRow, sumAcrossHosts } from '#lib/reference/host-sums.js';
 import { patternsOf, random, rows, toPatterns } from '../../local/ranks/ep-case.ts';
 
@@ -89,6 +90,7 @@ for (const dtype of dtypes) {
   for (const hosts of [[[0, 1], [2, 3], [4]], [[0], [1], [2], [3], [4]], [[0, 1, 2, 3, 4]]]) {
     const name = hosts.map((ranks) => ranks.join('')).join(' ');
     test(`gatherSumMixed of ${dtype} rows agrees with the reference, hosts ${name}`, async () => {
+      const precisions = dtype === 'bf16' ? (['f32', 'fp8-lossy'] as const) : (['f32'] as const);
       for (const [width, rank, biases] of [
         [8, 0, 0],
         [40, 2, 1],
@@ -96,11 +98,36 @@ for (const dtype of dtypes) {
         [136, 3, 0],
         [264, 1, 2],
       ] as const) {
-        await compareMixed({ dtype, hosts, width, rank, biases });
+        for (const precision of precisions) await compareMixed({ dtype, hosts, width, rank, biases, precision });
       }
     });
   }
 }
+
+test('a sum crosses as fp8 as the reference says, with every kind of number among its columns', async () => {
+  for (const width of [8, 24, 128, 136, 264]) {
+    using made = new Made();
+    const next = random(width);
+    const special = [NaN, Infinity, -Infinity, 3.4e38, -0, 1e-40, 1e-5, 0];
+    const values = Float32Array.from({ length: width }, (_, column) =>
+      column % 11 < 3 ? special[Math.floor(next() * special.length)]! : (next() - 0.5) * 2 ** (next() * 12 - 6),
+    );
+    // A group without any: the largest of it decides.
+    values.fill(0.25, 0, 7);
+    const x = await made.add(device.tensor('f32', [1, width], values));
+    const sum = await made.add(device.empty('u8', [fp8SumBytes(width)]));
+    kernels.quantizeSum(sum.address, x.address, width);
+    const columns = await made.add(words([FP8_SUM_FORMAT]));
+    const tables = await made.add(words([0]));
+    const bases = await made.add(words([sum.address]));
+    const scratch = await made.add(device.empty('i32', [6]));
+    const wide = await made.add(device.empty('f32', [1, width]));
+    const out = await made.add(device.empty('bf16', [1, width]));
+    const rest = [0, 0, 0, scratch.address, elementFormats.bf16, columns.address, wide.address] as const;
+    kernels.gatherSumMixed(out.address, 2 * width, 1, 1, tables.address, 0, bases.address, ...rest);
+    assert.deepEqual([...wide.view()], referenceLossyRow([...values]), `${width} columns`);
+  }
+});
 
 interface MixedCase {
   readonly dtype: RowDType;
@@ -109,10 +136,11 @@ interface MixedCase {
   /** The rank whose tokens these are. */
   readonly rank: number;
   readonly biases: number;
+  readonly precision: 'f32' | 'fp8-lossy';
 }
 
-/** Every other host's rows are summed as f32 first, in a table of the tokens that it has. */
-async function compareMixed({ dtype, hosts, width, rank, biases }: MixedCase): Promise<void> {
+/** Every other host's rows are summed as f32 first, or as fp8, in a table of the tokens that it has. */
+async function compareMixed({ dtype, hosts, width, rank, biases, precision }: MixedCase): Promise<void> {
   using made = new Made();
   const next = random(width + rank);
   const { table, data } = held(5, width, dtype, next);
@@ -136,12 +164,21 @@ async function compareMixed({ dtype, hosts, width, rank, biases }: MixedCase): P
     const tables = [rowTable.address, 0, bases.address] as const;
     const { address } = sums;
     kernels.gatherSumF32(address, rowBytes, tokens.length, ranks.length, ...tables, 0, scratch.address, format);
-    columns.push({ format: elementFormats.f32, base: address, table: table.map((_, token) => tokens.indexOf(token)) });
+    const isLossy = precision === 'fp8-lossy';
+    const sumTable = table.map((_, token) => tokens.indexOf(token));
+    const quantized = isLossy ? tokens : [];
+    const lossy = await made.add(device.empty('u8', [quantized.length * fp8SumBytes(width)]));
+    for (const at of quantized.keys()) {
+      kernels.quantizeSum(lossy.address + at * fp8SumBytes(width), address + at * width * 4, width);
+    }
+    const [sumFormat, base] = isLossy ? [FP8_SUM_FORMAT, lossy.address] : [elementFormats.f32, address];
+    columns.push({ format: sumFormat, base, table: sumTable });
   }
   const rowTable = await made.add(words(table.flatMap((_, token) => columns.map((column) => column.table[token]!))));
   const bases = await made.add(words(columns.map(({ base }) => base)));
   const formats = await made.add(words(columns.map((column) => column.format)));
   const scratch = await made.add(device.empty('i32', [2 * (columns.length + 2)]));
+  const wide = await made.add(device.empty('f32', [hosts.length, width]));
   const out = await made.add(device.empty<RowDType>(dtype, [TOKENS, width]));
   kernels.gatherSumMixed(
     out.address,
@@ -157,10 +194,11 @@ async function compareMixed({ dtype, hosts, width, rank, biases }: MixedCase): P
     scratch.address,
     format,
     formats.address,
+    wide.address,
   );
   const got = toPatterns(out.view());
   for (const [token, places] of table.entries()) {
-    const of = { rank, hidden: width, dtype, hosts, combinePrecision: 'f32' } as const;
+    const of = { rank, hidden: width, dtype, hosts, combinePrecision: precision } as const;
     const rowsOf = places.flatMap((row, at): RankedRow[] => (row < 0 ? [] : [{ rank: at, bits: data[at]![row]! }]));
     const want = sumAcrossHosts(
       bias.map((one) => one[token]!),
@@ -184,7 +222,7 @@ test('gatherSumMixed takes one row of each rank, and other hosts under numbers o
   const scratch = await made.add(device.empty('i32', [10]));
   const out = await made.add(device.empty('bf16', [1, width]));
   const tables = [rowTable.address, rankTable.address, bases.address] as const;
-  const rest = [0, 0, scratch.address, elementFormats.bf16, formats.address] as const;
+  const rest = [0, 0, scratch.address, elementFormats.bf16, formats.address, 0] as const;
   for (const [onePerRank, want] of [
     [1, 1 + 1 / 256],
     [0, 3 + 1 / 256],

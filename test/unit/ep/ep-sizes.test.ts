@@ -80,6 +80,10 @@ test('bufferSize() over several hosts tells the network side, which follows from
   assert.equal(size.addressSpaceBytes, size.sharedMemoryBytes + network.bytes);
   const exact = bufferSize({ ...config, combinePrecision: 'f32' }, 4, [2, 2]);
   assert.equal(exact.network?.regions.sums.bytes, 4096 * 7168 * 4);
+  const lossy = { ...config, combinePrecision: 'fp8-lossy' as never };
+  const refused = withCode('WL_INVALID_ARGUMENT', /combinePrecision: expected "bf16" or "f32", got "fp8-lossy"/);
+  assert.throws(() => bufferSize(lossy, 4, [2, 2]), refused);
+  assert.throws(() => new EPConfig({ ...lossy, rank: 0, worldSize: 4, localWorldSize: 2 }), refused);
   // The lone rank of the second host serves all three of the first.
   assert.equal(bufferSize(config, 4, [3, 1]).network?.regions.sums.bytes, 3 * 4096 * 7168 * 2);
   for (const ranksOfHosts of [[2], [2, 3], [4, 0], [1.5, 2.5], []]) {

@@ -1,14 +1,17 @@
 // Sizes and reference of EpLowLatency, worked out by hand.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { toBf16 } from 'weftline';
+import { fromBf16, toBf16 } from 'weftline';
 import { type LowLatencyConfig, lowLatencySize } from 'weftline/ep';
 import { referenceLowLatencyCombine, referenceLowLatencyDispatch } from 'weftline/reference';
+import { fp8SumBytes } from '#lib/abi/element-formats.js';
 import { lowLatencyChoice, lowLatencyFlags, lowLatencyHostMessage } from '#lib/abi/low-latency.js';
 import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
 import type { MemoryRange } from '#lib/device/tensor.js';
 import { emptyRegions } from '#lib/ep/low-latency/cuda/create-cuda-low-latency.js';
+import { referenceLossyRow } from '#lib/reference/fp8-rows.js';
 import { type LowLatencyScope, withLowLatencyDefaults } from '#lib/ep/low-latency/low-latency-size.js';
+import fc from '../../support/fast-check.ts';
 import { withCode } from '../../support/with-code.ts';
 
 const config = { maxTokensPerRank: 128, hidden: 7168, numExperts: 288, maxTopk: 8 };
@@ -46,6 +49,7 @@ test('a configuration that cannot be is refused with its value', () => {
     [{ layout: 'flat' }, /layout/],
     [{ overflow: 'ignore' }, /overflow/],
     [{ combineTravels: 'rows' }, /combineTravels/],
+    [{ combinePrecision: 'fp8' }, /combinePrecision: expected "bf16" or "f32" or "fp8-lossy", got "fp8"/],
     [{ numSms: -1 }, /numSms/],
     [{ numSms: 8 }, /numSms/],
     [{ layout: 'rank-major', overflow: 'drop' }, /overflow.*nothing with layout 'rank-major'/],
@@ -113,6 +117,23 @@ test('on GPUs across hosts a stand-in is the begin of a window, with sums of the
   assert.equal(byRank.standIns.stride, byRank.cells.bytes);
 });
 
+test('sums of other hosts take what they are sent as, fp8-lossy with its scales, and on one host nothing', () => {
+  for (const [combinePrecision, row] of [
+    ['bf16', 14_336],
+    ['f32', 28_672],
+    ['fp8-lossy', 7168 + 7168 / 32],
+  ] as const) {
+    const given = { ...config, combinePrecision };
+    const { sums, returned } = lowLatencySize(given, 4, 'cpu', [2, 2]).regions;
+    for (const region of [sums, returned]) assert.equal(region.stride, Math.ceil((64 + 128 * row) / 128) * 128);
+    const { sumsBytes } = lowLatencySize(given, 4, 'cuda', [2, 2]).network!;
+    assert.equal(sumsBytes, Math.ceil((64 + 128 * row) / 128) * 128);
+    assert.equal(lowLatencySize(given, 4).bytes, lowLatencySize(config, 4).bytes);
+  }
+  // Scales of 8 bytes for 136 columns and of 4, up to a word of 8, for 24.
+  assert.deepEqual([136, 24].map(fp8SumBytes), [144, 32]);
+});
+
 test('on GPUs windows are not of shared memory, begin with the flags, and hold the counts of all experts', () => {
   const size = lowLatencySize(config, 4, 'cuda');
   assert.equal(size.sharedMemoryBytes, 0);
@@ -149,4 +170,55 @@ test('the reference rounds once, or once per rank and once at the end', () => {
     referenceLowLatencyCombine({ inputs, received, outputs, mode }, { rank: 0, token: 0, hidden: 1 });
   assert.deepEqual(combine('choices'), [toBf16(129)]);
   assert.deepEqual(combine('rank-sums'), [toBf16(128)]);
+});
+
+/** What rank 0 gets back of one token, whose experts' rows are `values` by rank. */
+function combined(
+  values: readonly (readonly number[])[],
+  of: Pick<Parameters<typeof referenceLowLatencyCombine>[0], 'hosts' | 'combinePrecision' | 'mode'>,
+): number[] {
+  const ranks = values.map((_, rank) => rank);
+  const inputs = ranks.map((rank) =>
+    rank === 0 ? { x: [[0]], topkIdx: [ranks], topkWeights: [ranks.map(() => 1)] } : { x: [], topkIdx: [] },
+  );
+  const received = referenceLowLatencyDispatch(inputs, { numExperts: ranks.length });
+  const outputs = values.map((row) => [[row.map(toBf16)]]);
+  const { length: hidden } = values[0]!;
+  return referenceLowLatencyCombine({ inputs, received, outputs, ...of }, { rank: 0, token: 0, hidden }).map(fromBf16);
+}
+
+const combineModes = ['rank-sums', 'choices', 'rank-major'] as const;
+
+test('of a lossy combine the f32 sum of another host becomes fp8, what stays on the host does not', () => {
+  for (const mode of combineModes) {
+    const lossy = { mode, combinePrecision: 'fp8-lossy' } as const;
+    // 448 makes the scale 1. 272.5 would round to 272 as bf16 and then, in the middle of the codes for 256 and 288, to 256.
+    const rows = [
+      [0, 0, 0],
+      [448, 240, 272],
+      [0, 1, 0.5],
+    ];
+    assert.deepEqual(combined(rows, { ...lossy, hosts: [[0], [1, 2]] }), [448, 240, 288]);
+    assert.deepEqual(combined(rows, lossy), [448, 241, 272]);
+    assert.deepEqual(combined(rows, { ...lossy, hosts: [[0, 1, 2]] }), [448, 241, 272]);
+    // Rows of the own host are added as they are to what came.
+    const own = [[8, 1, 8], ...rows.slice(1)];
+    assert.deepEqual(combined(own, { ...lossy, hosts: [[0], [1, 2]] }), [456, 241, 296]);
+  }
+});
+
+test('a lossy sum is off by a 16th of itself at most, or by 2^-18 of the largest of its 128 columns', () => {
+  const finite = fc.float({ min: -1e6, max: 1e6, noNaN: true });
+  const row = fc.array(fc.oneof(finite, fc.float({ min: -1, max: 1, noNaN: true })), { minLength: 8, maxLength: 264 });
+  fc.assert(
+    fc.property(row, (values) => {
+      const got = referenceLossyRow(values);
+      for (const [column, value] of values.entries()) {
+        const group = values.slice(column - (column % 128), column - (column % 128) + 128);
+        const largest = Math.max(1e-4, ...group.map(Math.abs));
+        const off = Math.abs(got[column]! - value);
+        assert.ok(off <= Math.max(Math.abs(value) / 16, largest * 2 ** -18), `${value} became ${got[column]}`);
+      }
+    }),
+  );
 });

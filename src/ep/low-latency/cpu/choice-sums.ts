@@ -1,13 +1,13 @@
 // Sums of combines by choice across hosts on a CPU rank: what this host has of a token, each choice's row with its weight, and
 // what all hosts have of this rank's tokens. Hot path.
-import { elementFormats } from '../../../abi/element-formats.ts';
+import { elementFormats, FP8_SUM_FORMAT } from '../../../abi/element-formats.ts';
 import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
 import type { TensorSet } from '../../../device/device.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { HostRoutes } from '../../../group/network/host-routes.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
-import { sumDType } from '../../across-hosts/network-size.ts';
+import { bytesOfSum, sumFormat } from '../../across-hosts/network-size.ts';
 import type { LowLatencyConfig, LowLatencyScope } from '../low-latency-size.ts';
 
 /** Tables, which belong to the set. Fails with WL_MEMORY. */
@@ -18,7 +18,8 @@ export function makeChoiceTables(
   const { maxTokensPerRank: most, maxTopk: k, hidden, numExperts, combinePrecision } = of.config;
   const { hosts, host } = of.routes;
   const columnFormats = tensors.empty('i32', [hosts.length]);
-  columnFormats.view().fill(elementFormats[sumDType('bf16', combinePrecision)]);
+  const format = sumFormat('bf16', combinePrecision);
+  columnFormats.view().fill(format);
   columnFormats.view()[host] = elementFormats.f32;
   return {
     next: tensors.empty('i32', [numExperts]),
@@ -31,6 +32,8 @@ export function makeChoiceTables(
     /** f32 [M, H]: what this host has of this rank's tokens. */
     own: tensors.empty('f32', [most, hidden]),
     columnFormats,
+    /** Sums as f32, one for each other host, before they become fp8 and after; none where they do not. */
+    wide: tensors.empty('f32', [format === FP8_SUM_FORMAT ? hosts.length - 1 : 0, hidden]),
   };
 }
 
@@ -94,7 +97,18 @@ export class ChoiceSums {
 
   /** Sums what this host has of each token, as it crosses the network. */
   sumHere(tokens: ChosenTokens, out: number): void {
-    this.#sum(tokens, out, this.#scope.config.combinePrecision === 'f32');
+    const { hidden, combinePrecision } = this.#scope.config;
+    this.#list(tokens);
+    if (combinePrecision !== 'fp8-lossy') {
+      this.#sum(tokens, out, combinePrecision === 'f32');
+      return;
+    }
+    const { address: wide } = this.#tables.wide;
+    const sumBytes = bytesOfSum(hidden, 'bf16', combinePrecision);
+    for (let first = 0; first < tokens.count; first++) {
+      this.#sum(tokens, wide, true, first, 1);
+      this.#scope.device.kernels.quantizeSum(out + first * sumBytes, wide, hidden);
+    }
   }
 
   /**
@@ -102,30 +116,28 @@ export class ChoiceSums {
    * of a table of addresses of rows by host, of which this fills in the own one.
    */
   addUp(tokens: ChosenTokens, of: { sumTable: number; bases: Int32Array; basesAt: number; out: number }): void {
-    const { own, scratch, columnFormats } = this.#tables;
+    const { own, scratch, columnFormats, wide } = this.#tables;
     const { device, config } = this.#scope;
     const { hosts, host } = this.#routes;
+    this.#list(tokens);
     this.#sum(tokens, own.address, true);
     of.bases[host] = own.address | 0;
     const [columns, rowBytes, format] = [hosts.length, config.hidden * 2, elementFormats.bf16];
     const { gatherSumMixed } = device.kernels;
     // oxfmt-ignore
     gatherSumMixed(
-      of.out, rowBytes, tokens.count, columns, of.sumTable, 0, of.basesAt, 0, 0, 0, scratch.address, format, columnFormats.address,
+      of.out, rowBytes, tokens.count, columns, of.sumTable, 0, of.basesAt, 0, 0, 0, scratch.address, format, columnFormats.address, wide.address,
     );
   }
 
-  #sum(
-    { topk, indexBytes, count, k, weights, firstRows, result, added }: ChosenTokens,
-    out: number,
-    isWide: boolean,
-  ): void {
-    const { next, rowTable, rankTable, bases, scratch } = this.#tables;
+  /** Lists where the rows of all choices are. */
+  #list({ topk, indexBytes, count, k, firstRows, result, added }: ChosenTokens): void {
+    const { next, rowTable, rankTable, bases } = this.#tables;
     const { device, config, group, size } = this.#scope;
     const { kernels } = device;
-    const [table, from] = [rowTable.address, rankTable.address];
     kernels.copyBytes(next.address, firstRows, next.bytes);
     const perRank = config.numExperts / group.size;
+    const [table, from] = [rowTable.address, rankTable.address];
     kernels.choiceRows(topk, indexBytes, count, k, perRank, config.maxTokensPerExpert, next.address, table, from);
     if (added !== undefined) {
       const [rows, ranks] = [rowTable.view(), rankTable.view()];
@@ -138,7 +150,18 @@ export class ChoiceSums {
     for (let index = 0; index < scaleUpRanks.length; index++) {
       view[scaleUpRanks[index]!] = (addresses[index]! + offset + result * stride) | 0;
     }
+  }
+
+  /** Sums the listed rows of tokens [first, first + count). */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per token
+  #sum(tokens: ChosenTokens, out: number, isWide: boolean, first = 0, count = tokens.count): void {
+    const { k, weights } = tokens;
+    const { rowTable, rankTable, bases, scratch } = this.#tables;
+    const { device, config } = this.#scope;
+    const { kernels } = device;
+    const skipped = first * k * 4;
+    const [table, from, of] = [rowTable.address + skipped, rankTable.address + skipped, weights + skipped];
     const sum = isWide ? kernels.sumWeightedRowsF32 : kernels.sumWeightedRows;
-    sum(out, config.hidden * 2, count, k, table, from, weights, bases.address, scratch.address);
+    sum(out, config.hidden * 2, count, k, table, from, of, bases.address, scratch.address);
   }
 }
