@@ -2,6 +2,7 @@
 // sums of what its host has of the source's tokens, in one message back.
 #define WEFTLINE_GROUP 2
 #include "weftline/abi.cuh"
+#include "weftline/fp8.cuh"
 #include "weftline/launch-order.cuh"
 #include "weftline/low-latency/add-hosts.cuh"
 #include "weftline/low-latency/block-share.cuh"
@@ -13,6 +14,33 @@
 using namespace weftline;
 
 namespace {
+
+// All lanes of a warp call this with vectors of a sum, 16 of each group of columns: those in the row go to the message as fp8, with the
+// group's scale behind the codes of all columns.
+__device__ __forceinline__ void storeFp8(const GrowingSum& sum, u8* row, u32 rowBytes, u32 at) {
+  constexpr u32 groupBytes = 2 * fp8Group;
+  const bool isInRow = at < rowBytes;
+  f32 largest = 0;
+#pragma unroll
+  for (u32 i = 0; i < GrowingSum::perVector; ++i) {
+    // A NaN is never the larger one.
+    if (isInRow) largest = fmaxf(largest, fabsf(sum.sums[i]));
+  }
+#pragma unroll
+  for (u32 step = groupBytes / 16 / 2; step > 0; step /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+  }
+  if (!isInRow) return;
+  const Fp8Scale scale = fp8ScaleOf(fminf(largest, __uint_as_float(bf16MaxBits << 16)), false);
+  u32 codes[2];
+#pragma unroll
+  for (u32 half = 0; half < 2; ++half) {
+    const f32* four = sum.sums + 4 * half;
+    codes[half] = toE4m3(four[0] * scale.factor, four[1] * scale.factor, four[2] * scale.factor, four[3] * scale.factor);
+  }
+  *reinterpret_cast<uint2*>(row + at / 2) = make_uint2(codes[0], codes[1]);
+  if (at % groupBytes == 0) reinterpret_cast<f32*>(row + rowBytes / 2)[at / groupBytes] = scale.stored;
+}
 
 // The lane's vector of a sum, to the message.
 __device__ __forceinline__ void storeSum(const GrowingSum& sum, bool isWide, u8* row, u32 at) {
@@ -47,7 +75,12 @@ __device__ __forceinline__ bool sumSource(const LowLatencyCombineArguments& a, u
     const i32 row = lane < here ? places[lane] : -1;
     GrowingSum sum;
     if (!addRanksHere(sum, a, source, a.peers[source], row, at, isInRow, number, scope)) return false;
-    if (isInRow) storeSum(sum, network.isWide != 0, out + static_cast<u64>(index) * sumBytes, at);
+    u8* to = out + static_cast<u64>(index) * sumBytes;
+    if (network.isFp8 != 0) {
+      storeFp8(sum, to, a.rowBytes, at);
+    } else if (isInRow) {
+      storeSum(sum, network.isWide != 0, to, at);
+    }
   }
   return true;
 }

@@ -119,9 +119,13 @@ export function dequantizeSum(x: usize, sum: usize, columns: i32): void {
 /** Largest magnitude of `columns` f32, NaN left out. */
 @inline
 function numbersAmax(x: usize, columns: usize): f32 {
-  let most = f32x4.splat(0);
-  // A NaN is never the larger one.
-  for (const end = x + (columns << 2); x < end; x += 16) most = f32x4.pmax(most, f32x4.abs(v128.load(x)));
+  let most = f32x4.splat(0), others = f32x4.splat(0);
+  for (const end = x + (columns << 2); x < end; x += 32) {
+    // A NaN is never the larger one.
+    most = f32x4.pmax(most, f32x4.abs(v128.load(x)));
+    others = f32x4.pmax(others, f32x4.abs(v128.load(x, 16)));
+  }
+  most = f32x4.pmax(most, others);
   most = f32x4.pmax(most, v128.shuffle<i32>(most, most, 2, 3, 0, 1));
   const amax = max(f32x4.extract_lane(most, 0), f32x4.extract_lane(most, 1));
   return min(amax, reinterpret<f32>((<i32>BF16_MAX_BITS) << 16));

@@ -108,6 +108,8 @@ export const epNetwork = defineLayout('EpNetwork', {
   channels: 'u32',
   /** 1: sums cross the network as f32. */
   isWide: 'u32',
+  /** 1: those of low-latency calls cross it as fp8; see fp8SumBytes(). */
+  isFp8: 'u32',
   /** The rank in the group, by index on this host. Ascending. */
   localRanks: { of: 'u32', count: EP_MAX_RANKS },
   /** Number of each rank's host, its index there, by rank of the group. */

@@ -47,6 +47,8 @@ interface CudaNetworkOptions extends CallWait {
   readonly maxTokensPerRank: number;
   /** Sums cross the network as f32, unlike the rows. */
   readonly isWide: boolean;
+  /** They do as fp8, which low-latency calls alone know. */
+  readonly isFp8?: boolean;
   /** Hear when a peer is out of reach. */
   readonly calls: CudaCalls;
   /** Memory of the caller in place of the window, which is checked. */
@@ -204,7 +206,7 @@ export class CudaHostNetwork {
 
   /** Tells the kernels who sends to whom. */
   async #describe(): Promise<void> {
-    const { group, size, device, maxTokensPerRank, isWide } = this.#options;
+    const { group, size, device, maxTokensPerRank, isWide, isFp8 = false } = this.#options;
     const { host: words, seen, chunkRows, block: target } = this.#memory;
     const { topology } = group;
     const { routes, channels } = this.#proxy;
@@ -238,6 +240,7 @@ export class CudaHostNetwork {
       served: routes.served.length,
       channels,
       isWide: isWide ? 1 : 0,
+      isFp8: isFp8 ? 1 : 0,
     };
     for (const [name, value] of Object.entries(numbers)) block.set(name as Names<typeof epNetwork>, value);
     for (const [index, rank] of topology.scaleUpRanks.entries()) block.set('localRanks', rank, index);

@@ -8,7 +8,7 @@ namespace weftline {
 
 constexpr f32 fp8Max = 448.0f;
 constexpr f32 smallestAmax = 1e-4f;
-// The largest finite bf16: what an infinity counts as.
+// The largest finite bf16: what an infinity counts as, and every larger f32.
 constexpr u32 bf16MaxBits = 0x7f7f;
 
 // Rounds to nearest, ties to even, saturating at 448; NaN becomes 0x7f.
@@ -41,17 +41,19 @@ __device__ __forceinline__ f32 fromE4m3(u32 code) {
   return __uint_as_float(__float_as_uint(value) | ((code & 0x80u) << 24));
 }
 
-// Four neighbours times a scale, the first one lowest. No code is 0xff, so four of them are never lowLatencyEmpty.
-__device__ __forceinline__ u32 toE4m3(uint2 pairs, f32 scale) {
-  const f32 first = lowBf16ToFloat(pairs.x) * scale;
-  const f32 second = highBf16ToFloat(pairs.x) * scale;
-  const f32 third = lowBf16ToFloat(pairs.y) * scale;
-  const f32 fourth = highBf16ToFloat(pairs.y) * scale;
+// Four neighbours, the first one lowest. No code is 0xff, so four of them are never lowLatencyEmpty.
+__device__ __forceinline__ u32 toE4m3(f32 first, f32 second, f32 third, f32 fourth) {
 #if __CUDA_ARCH__ >= 890
   return toE4m3Pair(first, second) | toE4m3Pair(third, fourth) << 16;
 #else
   return toE4m3(first) | toE4m3(second) << 8 | toE4m3(third) << 16 | toE4m3(fourth) << 24;
 #endif
+}
+
+// The same of bf16, times a scale.
+__device__ __forceinline__ u32 toE4m3(uint2 pairs, f32 scale) {
+  return toE4m3(lowBf16ToFloat(pairs.x) * scale, highBf16ToFloat(pairs.x) * scale, lowBf16ToFloat(pairs.y) * scale,
+                highBf16ToFloat(pairs.y) * scale);
 }
 
 // Bits of a bf16 without its sign, 0 for NaN. As integers, magnitudes order like the numbers they stand for.
@@ -81,14 +83,19 @@ struct Fp8Scale {
   f32 stored;
 };
 
-// `most`: the largest magnitude of the group.
-__device__ __forceinline__ Fp8Scale fp8ScaleOf(u32 most, bool isRounded) {
-  const f32 amax = fmaxf(__uint_as_float(min(most, bf16MaxBits) << 16), smallestAmax);
+// `largest`: the largest magnitude of the group, no larger than that of a bf16.
+__device__ __forceinline__ Fp8Scale fp8ScaleOf(f32 largest, bool isRounded) {
+  const f32 amax = fmaxf(largest, smallestAmax);
   Fp8Scale scale = {fp8Max / amax, amax / fp8Max};
   if (!isRounded) return scale;
   // The exponent of the next power of two: one more than that of `stored`, unless its mantissa is zero.
   const u32 exponent = (__float_as_uint(scale.stored) + 0x7fffffu) >> 23;
   return {__uint_as_float((254u - exponent) << 23), __uint_as_float(exponent << 23)};
+}
+
+// `most`: the same as the bits of a bf16.
+__device__ __forceinline__ Fp8Scale fp8ScaleOf(u32 most, bool isRounded) {
+  return fp8ScaleOf(__uint_as_float(min(most, bf16MaxBits) << 16), isRounded);
 }
 
 }  // namespace weftline

@@ -206,8 +206,8 @@ export async function createCudaLowLatency(
     const { network: networkSize } = scope.size;
     if (networkSize !== undefined) {
       const of = { group, device, name, calls, maxTokensPerRank: config.maxTokensPerRank };
-      const isWide = config.combinePrecision === 'f32';
-      made.network = await CudaHostNetwork.create({ ...wait, ...of, size: networkSize, isWide });
+      const [isWide, isFp8] = [config.combinePrecision === 'f32', config.combinePrecision === 'fp8-lossy'];
+      made.network = await CudaHostNetwork.create({ ...wait, ...of, size: networkSize, isWide, isFp8 });
     }
     const { network } = made;
     bindLaunches(parts.launches, scope, {

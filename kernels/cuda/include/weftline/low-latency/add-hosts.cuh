@@ -1,6 +1,7 @@
 // The sums of a low-latency combine across hosts: what this host has of a row, and what other hosts send back of this rank's tokens.
 #pragma once
 #include "weftline/abi.cuh"
+#include "weftline/fp8.cuh"
 #include "weftline/low-latency/block-share.cuh"
 #include "weftline/low-latency/host-message.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
@@ -79,6 +80,16 @@ __device__ __forceinline__ bool awaitHosts(const LowLatencyCombineArguments& a, 
   return awaitRanksHere(a, number, scope, isHere);
 }
 
+// Adds the lane's vector of a sum that has come as fp8: codes, and the scales of all columns behind them. `at`: byte of the row of bf16.
+__device__ __forceinline__ void addFp8(GrowingSum& sum, const u8* from, u32 rowBytes, u32 at) {
+  constexpr u32 groupBytes = 2 * fp8Group;
+  const uint2 codes = __ldcg(reinterpret_cast<const uint2*>(from + at / 2));
+  const f32 scale = __ldcg(reinterpret_cast<const f32*>(from + rowBytes / 2) + at / groupBytes);
+  const auto read = [&](u32 code) { return __float_as_uint(__fmul_rn(fromE4m3(code & 0xffu), scale)); };
+  sum.addWide(make_uint4(read(codes.x), read(codes.x >> 8), read(codes.x >> 16), read(codes.x >> 24)),
+              make_uint4(read(codes.y), read(codes.y >> 8), read(codes.y >> 16), read(codes.y >> 24)));
+}
+
 // The parts of 512 bytes of this rank's tokens, by all warps: hosts in their order, of the own host rank by rank, of another one its sum.
 // False when the warp must leave.
 __device__ __forceinline__ bool addHosts(const LowLatencyCombineArguments& a, u32 number, const WaitScope& scope) {
@@ -101,7 +112,9 @@ __device__ __forceinline__ bool addHosts(const LowLatencyCombineArguments& a, u3
       if (row < 0 || !isInRow) return;
       const u8* from = networkAt(network, returnedSums(network, way, a.result)) + sizeof(LowLatencyHostMessage) +
                        static_cast<u64>(row) * sumBytes;
-      if (network.isWide == 0) {
+      if (network.isFp8 != 0) {
+        addFp8(sum, from, a.rowBytes, at);
+      } else if (network.isWide == 0) {
         sum.add(__ldcg(reinterpret_cast<const uint4*>(from + at)));
       } else {
         const uint4* pair = reinterpret_cast<const uint4*>(from + 2 * at);

@@ -93,8 +93,12 @@ __device__ __forceinline__ u64 returnedSums(const EpNetwork& network, u32 way, u
   return network.returnedOffset + static_cast<u64>(way * lowLatencyResults + result) * network.sumsBytes;
 }
 
-// Bytes of the sum of a row of bf16.
+// Bytes of the sum of a row of bf16. See fp8SumBytes() of the host.
 __device__ __forceinline__ u32 sumBytesOf(const EpNetwork& network, u32 rowBytes) {
+  if (network.isFp8 != 0) {
+    const u32 columns = rowBytes / 2;
+    return (columns + (columns + fp8Group - 1) / fp8Group * 4 + fp8SumAlignment - 1) / fp8SumAlignment * fp8SumAlignment;
+  }
   return network.isWide != 0 ? rowBytes * 2 : rowBytes;
 }
 
