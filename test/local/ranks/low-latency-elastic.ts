@@ -39,6 +39,7 @@ const config: LowLatencyConfig = {
   numExperts,
   maxTopk: TOPK,
   elastic: true,
+  combinePrecision: (['bf16', 'f32', 'fp8-lossy'] as const)[Math.floor(seed / 3) % 3]!,
   ...(mode === 'rank-major' ? { layout: mode } : { combineTravels: mode }),
 };
 /** Ranks of other hosts stand each for itself, as if they had hosts of their own. */
@@ -176,7 +177,15 @@ async function checkSums(
   const got = await combinedX.toHost();
   for (const [token, choices] of inputs[me]!.topkIdx.entries()) {
     const want = referenceLowLatencyCombine(
-      { inputs, received, outputs, mode: mode as 'choices', active, hosts: seen },
+      {
+        inputs,
+        received,
+        outputs,
+        mode: mode as 'choices',
+        active,
+        hosts: seen,
+        combinePrecision: config.combinePrecision,
+      },
       { rank: me, token, hidden: HIDDEN },
     );
     const row = [...got.subarray(token * HIDDEN, (token + 1) * HIDDEN)];

@@ -6,7 +6,7 @@ import { listFiles, readSource } from './source-tree.ts';
 /** The most lines and the most exported names, by folder. */
 const budgets: Readonly<Record<string, readonly [lines: number, names: number]>> = {
   'src/core': [1720, 128],
-  'src/abi': [2552, 204],
+  'src/abi': [2571, 207],
   'src/congestion': [450, 9],
   'src/settings': [810, 8],
   'src/native': [4540, 180],
@@ -15,7 +15,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/metrics': [820, 20],
   'src/meeting': [1530, 51],
   'src/rails': [672, 27],
-  'src/device': [4393, 117],
+  'src/device': [4395, 117],
   'src/unpack': [2190, 29],
   'src/world': [6660, 165],
   'src/windows': [1655, 44],
@@ -24,12 +24,12 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/kv': [1683, 42],
   'src/device-api': [2875, 48],
   'src/group': [3400, 71],
-  'src/ep': [17_720, 295],
+  'src/ep': [17_776, 297],
   'src/collectives': [7893, 182],
-  'src/reference': [838, 26],
+  'src/reference': [859, 28],
   'src/programs': [25_380, 532],
-  'kernels/wasm': [2880, 82],
-  'kernels/cuda': [13_005, 0],
+  'kernels/wasm': [2944, 85],
+  'kernels/cuda': [13_062, 0],
   scripts: [3590, 14],
 };
 
