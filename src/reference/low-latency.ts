@@ -4,8 +4,8 @@
 // token was sent to, round(w0 * y0 + …) over its choices there; then these rows in rank order, round(row + row + …), a row
 // alone as it is. 'rank-major': the same sum of the ranks' rows. Products and sums are rounded to f32 one by one (no fused
 // operations), from left to right; round() is to bf16. A dropped row counts as absent, and no row at all as zeros. With
-// 'choices' across hosts, w0 * y0 + … of each host that the token was sent to, rounded on its way from another one unless
-// combinePrecision is 'f32', or as fp8 of it; then round(host + host + …), hosts in order.
+// 'choices' across hosts, w0 * y0 + … of each host that the token was sent to, if a rank there takes part; rounded on its way
+// from another one unless combinePrecision is 'f32', or as fp8 of it; then round(host + host + …), hosts in order.
 import { fromBf16, toBf16 } from '../core/dtype.ts';
 import type { LowLatencyScales } from '../ep/low-latency/low-latency-arguments.ts';
 import { referenceQuantizeRow } from './fp8-rows.ts';
@@ -128,7 +128,10 @@ export function referenceLowLatencyCombine(
       ? []
       : [{ rank, weight: weights[k] ?? 0, bits: outputs[rank]?.[expert % perRank]?.[at] ?? [] }];
   });
-  const chosen = choices.filter((expert) => expert >= 0).map((expert) => Math.floor(expert / perRank));
+  const chosen = choices
+    .filter((expert) => expert >= 0)
+    .map((expert) => Math.floor(expert / perRank))
+    .filter(isThere);
   if (mode === 'choices') {
     const chosenByHost = rowsByHost(
       chosen.map((rank) => ({ rank })),
@@ -139,8 +142,7 @@ export function referenceLowLatencyCombine(
     );
     return addHostSums(sums, { hidden: of.hidden, combinePrecision });
   }
-  const ranks = [...new Set(chosen)].filter(isThere);
-  const sums = ranks
+  const sums = [...new Set(chosen)]
     .toSorted((a, b) => a - b)
     .map((rank): RankedRow => {
       const here = weighted.filter((row) => row.rank === rank);

@@ -26,7 +26,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/group': [3400, 71],
   'src/ep': [17_776, 297],
   'src/collectives': [7893, 182],
-  'src/reference': [859, 28],
+  'src/reference': [860, 28],
   'src/programs': [25_380, 532],
   'kernels/wasm': [2944, 85],
   'kernels/cuda': [13_062, 0],

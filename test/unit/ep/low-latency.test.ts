@@ -175,7 +175,7 @@ test('the reference rounds once, or once per rank and once at the end', () => {
 /** What rank 0 gets back of one token, whose experts' rows are `values` by rank. */
 function combined(
   values: readonly (readonly number[])[],
-  of: Pick<Parameters<typeof referenceLowLatencyCombine>[0], 'hosts' | 'combinePrecision' | 'mode'>,
+  of: Pick<Parameters<typeof referenceLowLatencyCombine>[0], 'hosts' | 'combinePrecision' | 'mode' | 'active'>,
 ): number[] {
   const ranks = values.map((_, rank) => rank);
   const inputs = ranks.map((rank) =>
@@ -221,4 +221,11 @@ test('a lossy sum is off by a 16th of itself at most, or by 2^-18 of the largest
       }
     }),
   );
+});
+
+test('a host whose ranks take no part adds nothing to a sum, not even a zero', () => {
+  for (const mode of combineModes) {
+    const sum = combined([[-0], [1]], { mode, hosts: [[0], [1]], active: [true, false] });
+    assert.ok(Object.is(sum[0], -0), mode);
+  }
 });
