@@ -405,6 +405,11 @@ export class Agent implements AsyncDisposable {
     return hasNews;
   }
 
+  /** @internal It keeps the process alive no longer, except while calls wait. */
+  unref(): void {
+    this.#set.unref();
+  }
+
   /** @internal Whether the memory is registered with this agent, and not closed. */
   has(memory: Registration): boolean {
     return this.#registrations.has(memory);

@@ -152,6 +152,8 @@ export interface Backend<Name extends string = string> {
    * only this thread can take in. False, at once, of a backend that rings `wake` for all that comes; such may leave it out.
    */
   nap?(milliseconds: number): boolean;
+  /** It keeps the process alive no longer, except while calls wait. Left out by backends that never do otherwise. */
+  unref?(): void;
   /** Closes links and frees everything. Awaited, idempotent. */
   close(): Promise<void>;
 }

@@ -69,3 +69,9 @@ test('what was pushed last is delivered before its rank closes', async () => {
   const { exitCode, transcript } = await runRanks(4, script, { args: ['last words', '3'], env });
   assert.equal(exitCode, 0, transcript);
 });
+
+test('what was pushed last is delivered although its rank ends without closing anything', async () => {
+  const env = { WEFTLINE_HOSTS: '2' };
+  const { exitCode, transcript } = await runRanks(4, script, { args: ['no close', '3'], env });
+  assert.equal(exitCode, 0, transcript);
+});

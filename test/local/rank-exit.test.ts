@@ -2,11 +2,15 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { join } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { freePort } from '../support/free-port.js';
+import { folderUntilExit } from '../support/folder-until-exit.js';
+import { resultOf, runRanks } from './support/run-ranks.js';
 
 const script = fileURLToPath(new URL('./support/failing-rank.js', import.meta.url));
+const unclosed = new URL('./ranks/unclosed.js', import.meta.url);
 const timeout = 600_000;
 
 /** Two ranks as torchrun starts them. */
@@ -44,3 +48,18 @@ test('rank 0 warns when it takes the store with it by process.exit()', { timeout
   );
   assert.doesNotMatch(second?.stderr ?? '', /process\.exit/);
 });
+
+for (const [object, result] of [
+  ['EpBuffer', 2],
+  ['EPAll2AllLayer', 2],
+  ['EpLowLatency', 2],
+  ['Communicator', 4],
+] as const) {
+  test(`a process ends with its program, which leaves its ${object} across hosts open, and takes nothing from the others`, async () => {
+    const args = [object, join(folderUntilExit('weftline-exit-'), 'ended')];
+    const options = { args, env: { WEFTLINE_HOSTS: '2' } };
+    const { exitCode, ranks, transcript } = await runRanks(4, unclosed, options);
+    assert.equal(exitCode, 0, transcript);
+    assert.deepEqual(ranks.map(resultOf), Array<number>(4).fill(result), transcript);
+  });
+}

@@ -150,6 +150,11 @@ export class BackendSet {
     for (const backend of this.backends) if (backend.nap?.(milliseconds) === true) return;
   }
 
+  /** See Backend. */
+  unref(): void {
+    for (const backend of this.backends) backend.unref?.();
+  }
+
   async close(): Promise<void> {
     const ends = await Promise.allSettled(this.backends.map((backend) => backend.close()));
     for (const end of ends) if (end.status === 'rejected') throw end.reason;

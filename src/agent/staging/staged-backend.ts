@@ -134,6 +134,10 @@ class StagedBackend<Name extends string> implements Backend<Name> {
     return this.#host.prepareSleep();
   }
 
+  unref(): void {
+    this.#host.unref?.();
+  }
+
   close(): Promise<void> {
     this.#closing ??= this.#close();
     return this.#closing;

@@ -332,9 +332,13 @@ export async function createMirroredWindow(
   const rows = { rows: 1, rowWindow: 0 };
   try {
     const of = { group, device, name: what, barrier: window.barrier, windows: [window] };
+    const endsWith = { untilSourcesLeft: true };
     // Loaded here, so that ranks of one host never load what links to others need.
     const { HostNetwork: Network } = await import('../../group/network/host-network.ts');
-    return { window, across: { network: await Network.create({ ...wait, ...of, ...offsets, rows }), ...offsets } };
+    return {
+      window,
+      across: { network: await Network.create({ ...wait, ...of, ...offsets, rows, endsWith }), ...offsets },
+    };
   } catch (error) {
     window[Symbol.dispose]();
     throw error;

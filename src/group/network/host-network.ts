@@ -11,6 +11,7 @@ import type { MemoryRange } from '../../device/tensor.ts';
 import type { LocalBarrier } from '../../windows/local-barrier.ts';
 import type { SharedWord } from '../../windows/wait.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
+import { closeAtEnd } from './close-at-end.ts';
 import { type HostRoutes, hostRoutes } from './host-routes.ts';
 import { NetworkLink } from './network-link.ts';
 import { meetPeers, outOfReach } from './peer-meeting.ts';
@@ -66,6 +67,16 @@ interface HostNetworkOptions extends CallWait {
   readonly routes?: HostRoutes;
   /** Most channels to each peer. One keeps everything to a peer in order. */
   readonly mostChannels?: number;
+  /** How it is closed when the program has ended without that. */
+  readonly endsWith?: CloseOptions;
+}
+
+interface CloseOptions {
+  /**
+   * Other ranks of a host may still need what comes to it through a rank that has closed its side: what this one sent is
+   * delivered all the same, and it waits until those it takes it in for have closed theirs, for as long as a call would.
+   */
+  readonly untilSourcesLeft?: boolean;
 }
 
 /** What a rank tells of its windows, by which others link to it; JSON. */
@@ -105,6 +116,7 @@ export class HostNetwork {
   /** The device's count of mappings when its memory was registered. */
   #mappings = -1;
   #hasGivenUp = false;
+  readonly #keepOpenAtEnd: () => void;
   #endRings: (() => void) | undefined;
   #closing: Promise<void> | undefined;
 
@@ -143,7 +155,8 @@ export class HostNetwork {
   }
 
   private constructor(options: HostNetworkOptions, shared: SharedAgent) {
-    const { group, device, name, barrier, windows, cells, aborts, rows } = options;
+    const { group, device, name, barrier, windows, cells, aborts, rows, endsWith = {} } = options;
+    this.#keepOpenAtEnd = closeAtEnd(() => this.close(endsWith));
     this.#rows = rows;
     this.#barrier = barrier;
     this.group = group;
@@ -368,18 +381,14 @@ export class HostNetwork {
     await meetPeers(this.group, { name: `network/${this.#name}/window`, tell, peers, connect }, wait);
   }
 
-  /**
-   * Idempotent. Once it has resolved, nobody on another host writes to the windows, and nothing of them is read.
-   * @param untilSourcesLeft Other ranks of a host may still need what comes to it through a rank that has closed its side: what
-   *   this one sent is delivered all the same, and it waits until those it takes it in for have closed theirs, for as long
-   *   as a call would.
-   */
-  close({ untilSourcesLeft = false }: { readonly untilSourcesLeft?: boolean } = {}): Promise<void> {
+  /** Idempotent. Once it has resolved, nobody on another host writes to the windows, and nothing of them is read. */
+  close({ untilSourcesLeft = false }: CloseOptions = {}): Promise<void> {
     this.#closing ??= this.#close(untilSourcesLeft);
     return this.#closing;
   }
 
   async #close(untilSourcesLeft: boolean): Promise<void> {
+    this.#keepOpenAtEnd();
     this.#barrier.failure.alsoHear(() => undefined);
     this.#endRings?.();
     // A peer that waits for ranks of its own host would not learn from the end of this agent why no call can end well.

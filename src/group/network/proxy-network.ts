@@ -10,6 +10,7 @@ import type { QueueOptions } from '../../device-api/service/proxy-worker.ts';
 import { ProxyService } from '../../device-api/service/proxy-service.ts';
 import { readToken } from '../../settings/settings.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
+import { closeAtEnd } from './close-at-end.ts';
 import { type HostRoutes, hostRoutes } from './host-routes.ts';
 import { meetPeers } from './peer-meeting.ts';
 import type { PeerWords } from './peer-words.ts';
@@ -74,6 +75,7 @@ export class ProxyNetwork implements AsyncDisposable {
   readonly #words = new SharedArrayBuffer(queueBytes(HOST_QUEUE_CAPACITY));
   readonly #writer = new CommandWriter({ buffer: this.#words, byteOffset: 0, capacity: HOST_QUEUE_CAPACITY });
   readonly #command = emptyQueueCommand();
+  readonly #keepOpenAtEnd: () => void = closeAtEnd(() => this.close());
   #region = 0;
   #wordRegion = 0;
   #hasGivenUp = false;
@@ -185,6 +187,7 @@ export class ProxyNetwork implements AsyncDisposable {
   }
 
   async #close(): Promise<void> {
+    this.#keepOpenAtEnd();
     const { group } = this.#options;
     const timeoutMs = this.#hasGivenUp ? FAREWELL_MS : group.settings.timeoutMs;
     // What a peer does not take, it does not need: it has ended or given up.

@@ -28,7 +28,7 @@ export class SharedAgent {
   /** Fails as Agent.create does. */
   static async open({ settings, worldRank }: Pick<RankGroup, 'settings' | 'worldRank'>): Promise<SharedAgent> {
     const shared = open.get(settings) ?? {
-      opening: Agent.create(`rank-${worldRank}-${opened++}`, { settings }),
+      opening: openAgent(`rank-${worldRank}-${opened++}`, settings),
       users: 0,
       peers: new Map<string, number>(),
     };
@@ -97,6 +97,13 @@ export class SharedAgent {
     }
     await Promise.all(unknown.map((name) => this.agent.forget(name)));
   }
+}
+
+/** What a program leaves open does not keep its process from ending. */
+async function openAgent(name: string, settings: Settings): Promise<Agent> {
+  const agent = await Agent.create(name, { settings });
+  agent.unref();
+  return agent;
 }
 
 /** True for the last user. */

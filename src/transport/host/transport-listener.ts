@@ -78,6 +78,11 @@ export class TransportListener implements Disposable {
     });
   }
 
+  /** @internal It keeps the process alive no longer. */
+  unref(): void {
+    this.#meeting.unref();
+  }
+
   /** Connections that were handed out stay. Idempotent. */
   close(): void {
     if (this.#isClosed) return;

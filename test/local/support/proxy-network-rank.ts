@@ -11,7 +11,8 @@ import { addressOf } from '#lib/native/library.js';
 const [, , scenario = '', enderText = ''] = process.argv;
 const QUEUES = 4;
 const CAPACITY = 64;
-const PART = 100_000;
+/** What is sent last, in rounds of so many bytes, takes longer than a process to end. */
+const [LAST, PART] = scenario === 'no close' ? [30, 2_000_000] : [1, 100_000];
 const world = await join();
 const isEnder = world.rank === Number(enderText);
 const { size, rank } = world;
@@ -99,11 +100,11 @@ if (scenario === 'close' && !isEnder) {
   if (isPeerOfEnder) await until(() => heard.length > 0, 'the end of a peer');
   // Commands for a peer that has closed end too.
   send();
-} else if (scenario === 'last words') {
-  if (isEnder) send();
+} else if (scenario === 'last words' || scenario === 'no close') {
+  if (isEnder) for (let sent = 0; sent < LAST; sent++) send();
   else if (isPeerOfEnder) {
     for (let channel = 0; channel < channels; channel++) {
-      await until(() => countOf(Number(enderText), networkCells.rows + channel) === 4, 'the last rows');
+      await until(() => countOf(Number(enderText), networkCells.rows + channel) === 3 + LAST, 'the last rows');
     }
   }
 } else if (scenario === 'give up') {
@@ -118,7 +119,7 @@ if (scenario === 'close' && !isEnder) {
 }
 // Others than the ender may be heard of as well, once they close.
 const told = heard.filter(({ peer }) => peer === Number(enderText));
-await network.close();
-if (scenario !== 'kill') await world.barrier('end');
+if (scenario !== 'no close') await network.close();
+if (scenario !== 'kill' && scenario !== 'no close') await world.barrier('end');
 console.log(JSON.stringify({ channels, peers: others, heard: told, reason }));
-await world.close();
+if (scenario !== 'no close') await world.close();

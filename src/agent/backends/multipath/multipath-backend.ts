@@ -330,6 +330,10 @@ class MultipathBackend implements Backend<'multipath'> {
     return true;
   }
 
+  unref(): void {
+    this.#listener?.unref();
+  }
+
   close(): Promise<void> {
     this.#closing ??= this.#close();
     return this.#closing;
